@@ -1,0 +1,71 @@
+"""The few verbs paceline needs from a network."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+
+class Pending(Protocol):
+    """An operation under way."""
+
+    def wait(self) -> None:
+        """Block until it is done (on CUDA: make the current stream wait)."""
+        ...
+
+
+class PendingGather(Protocol):
+    """A gather under way."""
+
+    def wait(self) -> torch.Tensor:
+        """The rows of all workers, by rank: a float64 tensor of shape (size, length)."""
+        ...
+
+
+@runtime_checkable
+class Comm(Protocol):
+    """What one worker may do with the others. Calls are collective: every worker makes them in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """This worker's number."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many workers there are."""
+        ...
+
+    def sum_(self, tensor: torch.Tensor) -> Pending:
+        """Start summing `tensor` over all workers, in place."""
+        ...
+
+    def gather(self, row: torch.Tensor) -> PendingGather:
+        """Start gathering one short float64 row from every worker, on a CPU group of its own."""
+        ...
+
+    def gather_text(self, text: str) -> list[str]:
+        """One string from every worker, by rank."""
+        ...
+
+    def broadcast_(self, tensors: list[torch.Tensor]) -> None:
+        """Overwrite `tensors` with worker 0's."""
+        ...
+
+    def at(self, step: int, phase: str) -> None:
+        """Note what this worker is doing, for the others' error messages; costs nothing."""
+        ...
+
+    def naming(self, what: str) -> AbstractContextManager[None]:
+        """Inside, an error of the network becomes a `PeerError` that says what was tried and who was missing."""
+        ...
+
+    def group(self) -> Any:
+        """The torch process group that DistributedDataParallel should use; None where there is none."""
+        ...
+
+    def close(self, *, graceful: bool) -> None:
+        """Leave; if graceful, after the others have arrived here too."""
+        ...

@@ -1,0 +1,250 @@
+"""The real network: torch.distributed, over nccl or gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.comm.pulse import Pulse
+from paceline.errors import ConfigError, PeerError, PeerLost, PeerTimeout
+
+EXCHANGING = "exchanging"
+_BYE_S = 10.0
+
+
+class _Work:
+    """A torch work handle whose errors name the missing."""
+
+    def __init__(self, comm: TorchComm, work: Any, what: str) -> None:
+        self._comm, self._work, self._what = comm, work, what
+
+    def wait(self) -> None:
+        with self._comm.naming(self._what):
+            self._work.wait()
+
+
+class _Gathered:
+    def __init__(self, work: _Work | None, rows: list[torch.Tensor]) -> None:
+        self._work, self._rows = work, rows
+
+    def wait(self) -> torch.Tensor:
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        return torch.stack(self._rows)
+
+
+class TorchComm:
+    """One worker's door to the others.
+
+    Args:
+        device: where this worker computes.
+        backend: "nccl", "gloo", or None to choose from what all workers have.
+        timeout_s: longest wait for another worker.
+
+    Joins the process group that exists, or makes one: from torchrun's environment, or for this process alone.
+    """
+
+    def __init__(self, device: torch.device, backend: str | None, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._owns = not dist.is_initialized()
+        if self._owns:
+            self._join(device, backend)
+        else:
+            self._store = dist.PrefixStore("paceline", _default_store())
+        self._rank, self._size = dist.get_rank(), dist.get_world_size()
+        self._host, self._pid = socket.gethostname(), os.getpid()
+        self._pulse = Pulse(self._store, self._rank, self._size, self._host, self._pid)
+        self._closed = False
+        with self.naming("opening the control group"):
+            self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self.backend = str(dist.get_backend())
+
+    def _join(self, device: torch.device, backend: str | None) -> None:
+        timeout = timedelta(seconds=self._timeout_s)
+        if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+            self._store = dist.HashStore()
+            dist.init_process_group(backend or _solo_backend(device), store=self._store, rank=0, world_size=1)
+            return
+        world = int(os.environ["WORLD_SIZE"])
+        try:
+            store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
+        except Exception as error:
+            raise PeerTimeout(
+                f"worker {os.environ['RANK']} of {world} did not reach the rendezvous at "
+                f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')} within {self._timeout_s:g} s: {error}"
+            ) from error
+        store.set_timeout(timeout)
+        self._store = dist.PrefixStore("paceline", store)
+        hellos = self._hello(rank, size, device)
+        if backend is None:
+            gpus = [hello["gpu"] for hello in hellos]
+            backend = "cpu:gloo,cuda:nccl" if None not in gpus and len(set(gpus)) == size else "gloo"
+        dist.init_process_group(
+            backend, store=dist.PrefixStore("torch", store), rank=rank, world_size=size, timeout=timeout
+        )
+
+    def _hello(self, rank: int, size: int, device: torch.device) -> list[dict[str, Any]]:
+        """Everybody's machine and GPU; who does not show up is named."""
+        host = socket.gethostname()
+        gpu = f"{host}/{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None
+        self._store.set(f"hello/{rank}", json.dumps({"host": host, "gpu": gpu}))
+        try:
+            self._store.wait([f"hello/{other}" for other in range(size)], timedelta(seconds=self._timeout_s))
+        except Exception as error:
+            missing = tuple(other for other in range(size) if not self._store.check([f"hello/{other}"]))
+            raise PeerTimeout(
+                f"{size} workers should start, but {_names(missing)} did not within {self._timeout_s:g} s. Look at "
+                f"their logs, or raise timeout_s",
+                missing,
+            ) from error
+        return [json.loads(self._store.get(f"hello/{other}")) for other in range(size)]
+
+    @property
+    def rank(self) -> int:
+        """This worker's number."""
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """How many workers there are."""
+        return self._size
+
+    @property
+    def host(self) -> str:
+        """This machine's name."""
+        return self._host
+
+    def sum_(self, tensor: torch.Tensor) -> _Work:
+        """Start summing `tensor` over all workers, in place."""
+        with self.naming("the gradient sum"):
+            return _Work(self, dist.all_reduce(tensor, async_op=True), "the gradient sum")
+
+    def gather(self, row: torch.Tensor) -> _Gathered:
+        """Start gathering one short float64 row from every worker."""
+        assert row.dtype == torch.float64
+        assert row.device.type == "cpu"
+        rows = [torch.empty_like(row) for _ in range(self._size)]
+        if self._size == 1:
+            rows[0].copy_(row)
+            return _Gathered(None, rows)
+        with self.naming("the exchange of step times"):
+            work = dist.all_gather(rows, row, group=self._control, async_op=True)
+        return _Gathered(_Work(self, work, "the exchange of step times"), rows)
+
+    def gather_text(self, text: str) -> list[str]:
+        """One string from every worker, by rank."""
+        if self._size == 1:
+            return [text]
+        data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        with self.naming("an exchange of settings"):
+            sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self._size)]
+            dist.all_gather(sizes, torch.tensor([len(data)]), group=self._control)
+            longest = max(int(size) for size in sizes)
+            padded = torch.zeros(longest, dtype=torch.uint8)
+            padded[: len(data)] = data
+            parts = [torch.empty(longest, dtype=torch.uint8) for _ in range(self._size)]
+            dist.all_gather(parts, padded, group=self._control)
+        return [bytes(p[: int(n)].tolist()).decode() for p, n in zip(parts, sizes, strict=True)]
+
+    def broadcast_(self, tensors: list[torch.Tensor]) -> None:
+        """Overwrite `tensors` with worker 0's."""
+        with self.naming("a broadcast"):
+            for work in [dist.broadcast(tensor, src=0, async_op=True) for tensor in tensors]:
+                work.wait()
+
+    def at(self, step: int, phase: str) -> None:
+        """Note what this worker is doing."""
+        self._pulse.at(step, phase)
+
+    @contextmanager
+    def naming(self, what: str) -> Iterator[None]:
+        """Turn an error of the network into one that names who was missing."""
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or not _of_network(error):
+                raise
+            raise self._named(what, error) from error
+
+    def _named(self, what: str, error: RuntimeError) -> PeerError:
+        self.at(self._pulse._doing[0], EXCHANGING)
+        late = "timed out" in str(error).lower() or "timeout" in str(error).lower()
+        signs = [sign for sign in self._pulse.look() if not (sign.alive and sign.phase == EXCHANGING)]
+        dead = [sign for sign in signs if not sign.alive]
+        named = dead or signs
+        who = "; ".join(str(sign) for sign in named) or "nobody: all others wait as this one does"
+        missing = tuple(sign.rank for sign in named)
+        if late:
+            return PeerTimeout(
+                f"{what} did not finish within {self._timeout_s:g} s on worker {self._rank}. Missing: {who}. "
+                f"If that worker was only slow, raise timeout_s",
+                missing,
+            )
+        return PeerLost(
+            f"{what} was cut off on worker {self._rank}. Missing: {who}. Look at that worker's log", missing
+        )
+
+    def group(self) -> Any:
+        """The default group."""
+        return dist.group.WORLD
+
+    def close(self, *, graceful: bool) -> None:
+        """Leave. If graceful, wait a little for the others, so that nobody closes a socket in use."""
+        if self._closed:
+            return
+        self._closed = True
+        self._pulse.stop()
+        if graceful and self._size > 1:
+            try:
+                self._store.set(f"bye/{self._rank}", "1")
+                self._store.wait([f"bye/{other}" for other in range(self._size)], timedelta(seconds=_BYE_S))
+            except Exception:  # somebody failed and will say so; leaving is all that is left to do
+                pass
+        if self._owns and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _of_network(error: RuntimeError) -> bool:
+    if isinstance(error, dist.DistError):
+        return True
+    text = str(error).lower()
+    return any(word in text for word in ("gloo", "connection", "timed out", "nccl", "socket", "peer"))
+
+
+def _names(ranks: tuple[int, ...]) -> str:
+    return ("worker " if len(ranks) == 1 else "workers ") + ", ".join(map(str, ranks))
+
+
+def _solo_backend(device: torch.device) -> str:
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
+def _default_store() -> Any:
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()
+
+
+def pick_device(name: str | None) -> torch.device:
+    """The named device, or this worker's GPU where there is one, or the CPU."""
+    if name is not None:
+        try:
+            device = torch.device(name)
+        except RuntimeError:
+            raise ConfigError(f"device must be a torch device such as 'cuda:0' or 'cpu'; got {name!r}") from None
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(f"device {name!r} was asked for, but this worker sees no CUDA device")
+        if device.type != "cuda" or device.index is not None:
+            return device
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())

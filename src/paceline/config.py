@@ -1,0 +1,137 @@
+"""Settings of a run and where they come from.
+
+An explicit argument of `paceline.init` beats the command line, which beats a file, which beats the environment:
+
+    paceline.init(balance="dbs")  >  paceline run --balance dbs  >  paceline.toml: balance = "dbs"  >  PACELINE_BALANCE
+
+The command line reaches workers as one JSON object in `PACELINE_CLI`; the file is `paceline.toml` in the working
+folder, or the one named by `PACELINE_CONFIG`.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError, unknown_name
+from paceline.policies.balance import AnyBalance, policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything a run can be told.
+
+    Args:
+        balance: name of a balance policy, or the policy itself.
+        seed: decides the order of samples, together with the epoch.
+        run_dir: folder for the event log; None keeps none.
+        replan_every: steps in a window: times are gathered, and a plan decided, this often.
+        max_local_batch: most samples this worker can hold: one number, or one per worker (None: no cap).
+        min_local_batch: fewest samples a worker takes while the batch reaches for all of them.
+        granularity: plan in multiples of this many samples.
+        timeout_s: longest wait for another worker.
+        device: "cuda", "cuda:1", "cpu"; None takes this worker's GPU if there is one.
+        backend: "nccl", "gloo"; None takes nccl where every worker has a GPU of its own.
+    """
+
+    balance: str | AnyBalance = "affine"
+    seed: int = 0
+    run_dir: str | None = None
+    replan_every: int = 4
+    max_local_batch: int | tuple[int | None, ...] | None = None
+    min_local_batch: int = 1
+    granularity: int = 1
+    timeout_s: float = 300.0
+    device: str | None = None
+    backend: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("replan_every", 1), ("min_local_batch", 1), ("granularity", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigError(f"{name} must be a whole number, at least {least}; got {value!r}")
+        if not isinstance(self.timeout_s, (int, float)) or not self.timeout_s > 0:
+            raise ConfigError(f"timeout_s must be a positive number of seconds; got {self.timeout_s!r}")
+        caps = self.max_local_batch if isinstance(self.max_local_batch, tuple) else (self.max_local_batch,)
+        for cap in caps:
+            if cap is not None and (not isinstance(cap, int) or isinstance(cap, bool) or cap < 1):
+                raise ConfigError(f"max_local_batch must be whole numbers, at least 1; got {cap!r}")
+        if isinstance(self.balance, str):
+            policy(self.balance)  # an unknown name is refused here, before anything starts
+
+    @property
+    def policy(self) -> AnyBalance:
+        """The balance policy itself."""
+        return policy(self.balance) if isinstance(self.balance, str) else self.balance
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON values, for the event log and the handshake."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        if not isinstance(self.balance, str):
+            values["balance"] = repr(self.balance)
+        if isinstance(self.max_local_batch, tuple):
+            values["max_local_batch"] = list(self.max_local_batch)
+        return values
+
+
+NAMES = tuple(f.name for f in fields(Settings))
+PLACES = {"run_dir", "device", "backend", "max_local_batch"}  # may differ from worker to worker
+
+
+def resolve(explicit: Mapping[str, Any], environ: Mapping[str, str], folder: Path) -> tuple[Settings, dict[str, str]]:
+    """Settings from every source, and for each setting that is not a default the source it came from.
+
+    >>> settings, sources = resolve({"seed": 3}, {"PACELINE_BALANCE": "dbs", "PACELINE_SEED": "7"}, Path("/"))
+    >>> settings.seed, settings.balance, sources
+    (3, 'dbs', {'balance': 'environment', 'seed': 'argument'})
+    """
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for source, found in (
+        ("environment", _from_environ(environ)),
+        ("file", _from_file(environ, folder)),
+        ("command line", json.loads(environ.get("PACELINE_CLI", "{}"))),
+        ("argument", dict(explicit)),
+    ):
+        for name, value in found.items():
+            if name not in NAMES:
+                raise unknown_name(f"setting (from the {source})", name, NAMES)
+            if name == "max_local_batch" and isinstance(value, (list, tuple)):
+                value = tuple(value)
+            values[name] = value
+            sources[name] = source
+    return Settings(**values), sources
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in NAMES:
+        text = environ.get(f"PACELINE_{name.upper()}")
+        if text is None:
+            continue
+        found[name] = text if name in ("balance", "run_dir", "device", "backend") else _number(name, text)
+    return found
+
+
+def _number(name: str, text: str) -> Any:
+    try:
+        return json.loads(f"[{text}]") if "," in text else json.loads(text)
+    except json.JSONDecodeError:
+        raise ConfigError(f"PACELINE_{name.upper()} must be a number; got {text!r}") from None
+
+
+def _from_file(environ: Mapping[str, str], folder: Path) -> dict[str, Any]:
+    named = environ.get("PACELINE_CONFIG")
+    path = Path(named) if named else folder / "paceline.toml"
+    if not path.is_file():
+        if named:
+            raise ConfigError(f"PACELINE_CONFIG must name a file; there is no {path}")
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None

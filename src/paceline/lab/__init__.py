@@ -1,0 +1,1 @@
+"""Clusters of unlike machines, emulated on one."""

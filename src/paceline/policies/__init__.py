@@ -1,0 +1,1 @@
+"""Pure decisions: numbers in, decision + reason + state out. No torch, no clock, no environment."""

@@ -1,0 +1,76 @@
+"""From the steps of a window, one point per worker: the step from raw times to an `Observation`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.policies.balance.level import Floats
+from paceline.types import Limits, Observation
+
+COLUMNS = ("samples", "data_wait_s", "compute_s", "comm_s", "optimizer_s")
+
+
+def observe(rows: Floats, *, step: int, epoch: int, ends_epoch: bool, total: int, limits: Limits) -> Observation:
+    """Summarise a window.
+
+    A plan may have changed within the window, and its last batch may be a short one: the typical time of a worker is
+    the median over the steps that had the batch of its latest step, or the most common batch if an epoch ended here.
+    The median ignores a single disturbed step; its standard error comes from the median absolute deviation.
+
+    Args:
+        rows: shape (workers, steps, 5), columns as in `COLUMNS`; rows of NaN where a worker has nothing to tell.
+        step: the last step of the window.
+        epoch: its epoch.
+        ends_epoch: whether the epoch ended with it.
+        total: the global batch the next plan divides.
+        limits: the bounds on the split.
+
+    Returns:
+        The observation that balance policies decide on.
+    """
+    samples, data, compute, _, optimizer = (rows[:, :, column] for column in range(5))
+    busy = data + compute + optimizer
+    there = np.isfinite(busy) & (samples > 0)
+    num_workers, num_steps = samples.shape
+    out: dict[str, list[float]] = {name: [0.0] * num_workers for name in ("b", "busy", "noise", "wall", "compute")}
+    for i in range(num_workers):
+        mine = there[i]
+        if not mine.any():
+            continue
+        batch = _typical(samples[i][mine], ends_epoch)
+        chosen = np.sort(busy[i][mine & (samples[i] == batch)])
+        count = len(chosen)
+        median = float(chosen[(count - 1) // 2] + chosen[count // 2]) / 2
+        deviation = np.sort(np.abs(chosen - median))
+        mad = float(deviation[(count - 1) // 2] + deviation[count // 2]) / 2
+        out["b"][i], out["busy"][i] = float(batch), median
+        out["noise"][i] = 1.2533 * 1.4826 * mad / count**0.5 if count >= 3 else 0.0
+        out["wall"][i] = _mean(busy[i][mine])
+        out["compute"][i] = _mean(compute[i][mine])
+    return Observation(
+        step=step,
+        epoch=epoch,
+        ends_epoch=ends_epoch,
+        total=total,
+        limits=limits,
+        samples=tuple(out["b"]),
+        busy_s=tuple(out["busy"]),
+        noise_s=tuple(out["noise"]),
+        wall_s=tuple(out["wall"]),
+        compute_s=tuple(out["compute"]),
+        num_steps=num_steps,
+    )
+
+
+def _typical(samples: Floats, ends_epoch: bool) -> float:
+    if not ends_epoch:
+        return float(samples[-1])
+    values, counts = np.unique(samples, return_counts=True)
+    return float(values[len(values) - 1 - int(np.argmax(counts[::-1]))])
+
+
+def _mean(values: Floats) -> float:
+    total = 0.0
+    for value in values.tolist():  # in order: the same bits on every machine
+        total += value
+    return total / len(values)

@@ -1,0 +1,1 @@
+"""Events to tables and figures."""

@@ -1,0 +1,1 @@
+"""The thin torch shell: measure, observe, decide, apply."""

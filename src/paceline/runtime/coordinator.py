@@ -1,0 +1,261 @@
+"""Measure, gather, decide, plan: the loop that keeps the split in step with the workers' speed.
+
+Once in `every` steps each worker sends the times of its last steps in one small non-blocking gather, and reads everybody's
+at the next step. All workers see the same numbers and run the same pure policy, so they reach the same plan without a
+leader. A digest of the newest plan travels with each gather: workers that disagree are caught and named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.comm import Comm, PendingGather
+from paceline.errors import DisagreementError, NonFiniteError
+from paceline.events import EventLog
+from paceline.policies.balance import AnyBalance
+from paceline.policies.balance.window import COLUMNS, observe
+from paceline.runtime.meter import Meter, StepTimes
+from paceline.runtime.plans import Plan, PlanBook
+from paceline.types import NO_CAP, Limits, from_plain, to_plain
+
+WARM_UP_STEPS = 1  # the first step pays for lazy initialisation and tells nothing about speed
+_HEAD = 3  # digest, learned cap, step of a non-finite gradient
+
+
+class Coordinator:
+    """One worker's part in the common decision.
+
+    Args:
+        comm: the door to the other workers.
+        policy: decides the split.
+        limits: bounds given by the user.
+        total: the global batch.
+        every: steps in a window.
+        horizon: how many steps ahead batches are cut, the most of any worker.
+        log: where decisions go.
+        meter: where step times come from.
+        align: plans start at multiples of this many steps (gradient accumulation).
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        policy: AnyBalance,
+        limits: Limits,
+        total: int,
+        *,
+        every: int,
+        horizon: int,
+        log: EventLog,
+        meter: Meter,
+        align: int = 1,
+    ) -> None:
+        limits.check(total)
+        self._comm, self._policy, self._given, self._limits, self._total = comm, policy, limits, limits, total
+        self._every, self._horizon, self._log, self._meter, self._align = every, horizon, log, meter, align
+        self._state = policy.init(comm.size)
+        self.book = PlanBook(Plan(0, policy, self._state, limits))
+        self._times: list[StepTimes] = []
+        self._under_way: PendingGather | _Kept | None = None
+        self._asked: tuple[int, int, bool] = (0, 0, False)  # step, epoch, ends_epoch of the gather under way
+        self._last_ask = 0
+        self._poisoned_step = -1
+        self.learned_cap = NO_CAP
+        self._log_plan(0, self.book.latest, "first plan: nothing measured yet", None, changed=True)
+
+    def turn(self, step: int, epoch: int, *, ends_epoch: bool = False) -> None:
+        """Between two steps: take in what has arrived, decide, and ask again if a window is full.
+
+        Args:
+            step: the number of the next step.
+            epoch: the epoch under way.
+            ends_epoch: whether the step before was the last of its epoch.
+        """
+        for times in self._meter.take():
+            if not times.finite:
+                self._poisoned_step = times.step if self._poisoned_step < 0 else self._poisoned_step
+            if times.step >= WARM_UP_STEPS:
+                self._times.append(times)
+        if self._under_way is not None:
+            rows = self._under_way.wait().numpy()
+            self._under_way = None
+            self._decide(rows, step)
+        if step > self._last_ask and (ends_epoch or step % self._every == 0):
+            self._ask(step, epoch, ends_epoch)
+
+    def _ask(self, step: int, epoch: int, ends_epoch: bool) -> None:
+        row = torch.full((_HEAD + self._every * len(COLUMNS),), float("nan"), dtype=torch.float64)
+        row[0] = self.book.digest(self._total)
+        row[1] = self.learned_cap
+        row[2] = self._poisoned_step
+        recent = self._times[-self._every :]
+        for slot, times in enumerate(recent):
+            begin = _HEAD + slot * len(COLUMNS)
+            row[begin : begin + len(COLUMNS)] = torch.tensor(
+                [getattr(times, name) for name in COLUMNS], dtype=torch.float64
+            )
+        columns = {name: [getattr(times, name) for times in self._times] for name in ("step", *COLUMNS)}
+        self._log.write("steps", **columns)
+        self._times = []
+        self._under_way = self._comm.gather(row)
+        self._asked, self._last_ask = (step - 1, epoch, ends_epoch), step
+
+    def _decide(self, rows: np.ndarray[Any, np.dtype[np.float64]], step: int) -> None:
+        self._check_digests(rows[:, 0])
+        self._check_finite(rows[:, 2])
+        self._limits = self._with_learned(rows[:, 1])
+        times = rows[:, _HEAD:].reshape(len(rows), self._every, len(COLUMNS))
+        seen_step, epoch, ends_epoch = self._asked
+        seen = observe(
+            times, step=seen_step, epoch=epoch, ends_epoch=ends_epoch, total=self._total, limits=self._limits
+        )
+        self._log_window(times, seen)
+        if not any(seen.samples):
+            return
+        decision, self._state = self._policy.update(seen, self._state)
+        current = self.book.latest
+        changed = decision.split != current.cut(self._total) or current.limits != self._limits
+        if changed:
+            start = -(-(step + self._horizon) // self._align) * self._align
+            self.book.add(Plan(start, self._policy, self._state, self._limits))
+            self.book.forget(step)
+        self._log_plan(step, self.book.latest, decision.reason, decision.predicted_s, changed=changed)
+
+    def _check_digests(self, digests: np.ndarray[Any, np.dtype[np.float64]]) -> None:
+        if len(set(digests.tolist())) > 1:
+            common = Counter(digests.tolist()).most_common(1)[0][0]
+            odd = [rank for rank, value in enumerate(digests.tolist()) if value != common]
+            raise DisagreementError(
+                f"all workers must hold the same plan, but workers {odd} hold another one at step {self._asked[0]}: "
+                f"their arithmetic or their version differs. Run the same version of paceline and numpy everywhere"
+            )
+
+    def _check_finite(self, steps: np.ndarray[Any, np.dtype[np.float64]]) -> None:
+        bad = [(rank, int(at)) for rank, at in enumerate(steps.tolist()) if at >= 0]
+        if bad:
+            named = "; ".join(f"worker {rank} at step {at}" for rank, at in bad)
+            raise NonFiniteError(
+                f"gradients must be finite, but this worker's own was NaN or infinite: {named}. The sum carried it to all "
+                f"workers. Go back to the last checkpoint; look at the learning rate and at that worker's samples"
+            )
+
+    def _with_learned(self, caps: np.ndarray[Any, np.dtype[np.float64]]) -> Limits:
+        """The user's limits, tightened by what out-of-memory errors have taught, as far as the batch still fits."""
+        learned = tuple(min(given, int(cap)) for given, cap in zip(self._given.cap, caps.tolist(), strict=True))
+        lower = tuple(min(pair) for pair in zip(self._given.lower, learned, strict=True))
+        limits = dataclasses.replace(self._given, cap=learned, lower=lower)
+        if limits.room < self._total:
+            self._log.write(
+                "note",
+                text=f"learned memory caps leave room for {limits.room} of {self._total} samples: workers go over them "
+                f"in micro-batches",
+            )
+            return self._given
+        return limits
+
+    def _log_plan(self, step: int, plan: Plan, reason: str, predicted_s: float | None, *, changed: bool) -> None:
+        self._log.write(
+            "plan",
+            step=step,
+            start=plan.start,
+            split=plan.cut(self._total),
+            changed=changed,
+            reason=reason,
+            predicted_s=predicted_s,
+            digest=self.book.digest(self._total),
+        )
+
+    def _log_window(self, times: np.ndarray[Any, np.dtype[np.float64]], seen: Any) -> None:
+        if self._log.path is None:
+            return
+        samples, busy, comm = times[:, :, 0], times[:, :, 1] + times[:, :, 2] + times[:, :, 4], times[:, :, 3]
+        there = np.isfinite(busy).all(axis=0)
+        step_s = (busy + comm)[:, there]
+        if not step_s.size:
+            return
+        rate = float(samples[:, there].sum() / step_s.max(axis=0).sum())
+        with np.errstate(divide="ignore", invalid="ignore"):
+            own = np.where(samples > 0, samples / busy, 0.0)[:, there]
+        able = float(own.mean(axis=1).sum())
+        self._log.write(
+            "window",
+            step=seen.step,
+            epoch=seen.epoch,
+            observation=seen,
+            step_s=step_s.mean(axis=1).tolist(),
+            comm_s=comm[:, there].mean(axis=1).tolist(),
+            samples_per_s=rate,
+            efficiency=rate / able if able else None,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """What a resume needs, apart from what differs between workers."""
+        kept = None
+        if self._under_way is not None:
+            rows = self._under_way.wait()
+            self._under_way = _Kept(rows)
+            kept = rows.tolist()
+        return {
+            "policy": self._policy.name,
+            "size": self._comm.size,
+            "state": to_plain(self._state),
+            "plans": [
+                {"start": plan.start, "state": to_plain(plan.state), "cap": plan.limits.cap} for plan in self.book.plans
+            ],
+            "under_way": kept,
+            "asked": list(self._asked),
+            "last_ask": self._last_ask,
+        }
+
+    def own_state(self) -> dict[str, Any]:
+        """What differs between workers."""
+        return {"times": [to_plain(times) for times in self._times], "learned_cap": self.learned_cap}
+
+    def load(self, state: dict[str, Any], own: dict[str, Any] | None, step: int) -> str | None:
+        """Go on from a saved state.
+
+        Returns:
+            A sentence if what was learned could not be taken over (another policy, another number of workers).
+        """
+        if state["policy"] != self._policy.name or state["size"] != self._comm.size or own is None:
+            self._last_ask = step
+            self.book = PlanBook(Plan(0, self._policy, self._state, self._limits))
+            return (
+                f"saved by {state['size']} workers under {state['policy']!r}, resumed by {self._comm.size} under "
+                f"{self._policy.name!r}: speeds are measured anew"
+            )
+        template = self._policy.init(self._comm.size)
+        self._state = from_plain(template, state["state"])
+        plans = []
+        for saved in state["plans"]:
+            limits = dataclasses.replace(self._given, cap=tuple(saved["cap"]))
+            limits = dataclasses.replace(
+                limits, lower=tuple(min(p) for p in zip(limits.lower, limits.cap, strict=True))
+            )
+            plans.append(Plan(saved["start"], self._policy, from_plain(template, saved["state"]), limits))
+        self.book = PlanBook(plans[0])
+        for plan in plans[1:]:
+            self.book.add(plan)
+        self._limits = self.book.latest.limits
+        kept = state["under_way"]
+        self._under_way = None if kept is None else _Kept(torch.tensor(kept, dtype=torch.float64))
+        asked_step, asked_epoch, ended = state["asked"]
+        self._asked, self._last_ask = (asked_step, asked_epoch, bool(ended)), state["last_ask"]
+        self._times = [StepTimes(**times) for times in own["times"]]
+        self.learned_cap = own["learned_cap"]
+        return None
+
+
+class _Kept:
+    """A gather that had finished, as if it were under way."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self._rows = rows
+
+    def wait(self) -> torch.Tensor:
+        return self._rows

@@ -1,0 +1,126 @@
+"""The weighted gradient sum, inside DistributedDataParallel's communication hook.
+
+    g = sum_i w_i g_i,      w_i = b_i / B
+
+with g_i the gradient of worker i's mean loss over its b_i samples: the gradient of the mean loss over the joined batch,
+for any split. Each bucket is scaled and sent as soon as backward has filled it, so the sum overlaps with backward.
+
+DDP waits for the futures a hook returns when backward ends. We resolve them ourselves, in a callback that autograd runs
+at the end of backward just before DDP's own: there the waiting is timed, an error of the network is given a name, and
+no Python callback ever hangs on a future of the backend (those that outlive the loop can abort the interpreter).
+"""
+
+# No `from __future__ import annotations` here: DDP inspects the annotations of a hook.
+from typing import Any
+
+import torch
+
+from paceline.comm import EXCHANGING, Comm
+from paceline.errors import PacelineError
+from paceline.runtime.meter import Meter
+
+SMALL = (torch.float16, torch.bfloat16)
+
+
+class WeightedSum:
+    """State of the hook: this worker's weight, and the sums under way.
+
+    Usable by itself with any DistributedDataParallel:
+
+        total = WeightedSum(comm)
+        total.attach(ddp)
+        for batch in ...:
+            total.weigh(local / joined)
+            loss(ddp(batch)).backward()
+
+    Args:
+        comm: the door to the other workers.
+        meter: told when gradients are ready and when the sum has arrived.
+    """
+
+    def __init__(self, comm: Comm, meter: Meter | None = None) -> None:
+        self.comm = comm
+        self.meter = meter or Meter()
+        self.step = -1
+        self.samples = 0
+        self._current = 1.0 / comm.size
+        self._held: list[float] = []
+        self._under_way: list[tuple[Any, torch.futures.Future[torch.Tensor], torch.Tensor, torch.Tensor]] = []
+        self._inline = True
+
+    def attach(self, ddp: Any) -> None:
+        """Make `ddp` sum its gradients with these weights."""
+        ddp.register_comm_hook(self, weighted_hook)
+        ddp.register_forward_pre_hook(self._before_forward)
+
+    def weigh(self, weight: float, step: int = -1, samples: int = 0) -> None:
+        """The batch just handed out counts `weight` in the sum."""
+        self._current, self.step, self.samples = weight, step, samples
+
+    def _before_forward(self, ddp: Any, _: Any) -> None:
+        if torch.is_grad_enabled() and not ddp.require_backward_grad_sync:
+            self._held.append(self._current)  # inside no_sync: sent later, together with others
+
+    def release(self) -> None:
+        """Forget accumulated weights: somebody else takes care that they are equal."""
+        self._held.clear()
+
+    @property
+    def weight(self) -> float:
+        """The weight of the gradient about to be sent.
+
+        Gradients accumulated over several batches are sent once, with one weight, so the weights must be equal.
+        """
+        if any(weight != self._current for weight in self._held):
+            shares = sorted({*self._held, self._current})
+            raise PacelineError(
+                f"gradients accumulated before a step must come from equal shares: got shares {shares} in "
+                f"{len(self._held) + 1} micro-batches. Give the loader accumulate={len(self._held) + 1} so that plans "
+                f"change between steps only, and drop_last=True"
+            )
+        return self._current
+
+    def send(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """Scale a flat piece of gradient, start its sum, and promise the result."""
+        weight = self.weight
+        if weight == 0.0:
+            buffer.zero_()  # not a multiplication: an idle worker's NaN must not spread
+        else:
+            self.meter.norm(torch.linalg.vector_norm(buffer, dtype=torch.float32))
+            buffer.mul_(weight)
+        wire = buffer.float() if buffer.dtype in SMALL else buffer
+        on_cuda = buffer.device.type == "cuda"
+        future = torch.futures.Future(devices=[buffer.device] if on_cuda else None)
+        self._under_way.append((self.comm.sum_(wire), future, buffer, wire))
+        return future
+
+    def last_sent(self) -> None:
+        """All pieces of this backward are on their way."""
+        self.meter.ready()
+        self.comm.at(self.step, EXCHANGING)
+
+    def finish(self) -> None:
+        """Wait for the sums and hand them over."""
+        done, self._under_way = self._under_way, []
+        for work, _, buffer, wire in done:
+            work.wait()
+            if wire is not buffer:
+                buffer.copy_(wire)
+        self._held.clear()
+        self.meter.summed()
+        self.comm.at(self.step, "updating")
+        for _, future, buffer, _ in done:
+            future.set_result(buffer)
+
+
+def weighted_hook(state, bucket):  # type: ignore[no-untyped-def]
+    """The communication hook; `state` is a `WeightedSum`."""
+    future = state.send(bucket.buffer())
+    if bucket.is_last():
+        state.last_sent()
+        if state._inline:  # with static_graph DDP's first backward waits before our callback could run
+            state._inline = False
+            state.finish()
+        else:
+            torch.autograd.Variable._execution_engine.queue_callback(state.finish)
+    return future

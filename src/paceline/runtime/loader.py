@@ -1,0 +1,298 @@
+"""`pace.loader`: a DataLoader that hands this worker its share of every global batch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.utils.data
+
+from paceline.comm import Comm
+from paceline.config import Settings
+from paceline.errors import CheckpointError, ConfigError
+from paceline.events import EventLog
+from paceline.runtime import order as orders
+from paceline.runtime.coordinator import Coordinator
+from paceline.runtime.handshake import agree, fingerprint
+from paceline.runtime.hook import WeightedSum
+from paceline.runtime.meter import Meter
+from paceline.runtime.sampler import Cursor, PlanSampler
+from paceline.types import Limits
+
+
+class Loader:
+    """Iterates over this worker's share of each global batch. Made by `Pace.loader`.
+
+    Each `for` over it is one epoch. `epoch` is the number of the epoch under way or, between two, of the next one;
+    after a resume in mid-epoch the first `for` goes on with exactly the samples that were left.
+
+    Attributes:
+        batch_size: the global batch.
+        epoch: see above.
+        step: the number of the next step, counted over all epochs.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        comm: Comm,
+        settings: Settings,
+        total: WeightedSum,
+        meter: Meter,
+        log: EventLog,
+        shuffle: bool = True,
+        sampler: Any = None,
+        drop_last: bool = False,
+        accumulate: int = 1,
+        num_workers: int = 0,
+        prefetch_factor: int | None = None,
+        **dataloader: Any,
+    ) -> None:
+        length = _checked_length(dataset, batch_size, drop_last, accumulate, dataloader, sampler)
+        if sampler is not None:
+            order: orders.Order = orders.FromSampler(sampler)
+        else:
+            order = orders.Shuffled(length, settings.seed) if shuffle else orders.Sequential(length)
+        self._comm, self._total, self._meter, self._log = comm, total, meter, log
+        self._order, self._own_order = order, sampler is not None
+        self.batch_size = batch_size
+        horizon = num_workers * (prefetch_factor or 2)
+        self._identity = {"length": length, "fingerprint": fingerprint(dataset)}
+        everybody = agree(
+            comm,
+            "dataset, batch size and order of samples",
+            {
+                **self._identity,
+                "batch_size": batch_size,
+                "drop_last": drop_last,
+                "accumulate": accumulate,
+                "first_order": orders.digest(order, 0),
+                "_horizon": horizon,
+                "_cap": _own_cap(settings, comm),
+            },
+        )
+        self._order_agreed = 0
+        limits = Limits.of(
+            comm.size,
+            lower=settings.min_local_batch,
+            cap=tuple(one["_cap"] for one in everybody),
+            granularity=settings.granularity,
+        )
+        self.coordinator = Coordinator(
+            comm,
+            settings.policy,
+            limits,
+            batch_size,
+            every=settings.replan_every,
+            horizon=max(one["_horizon"] for one in everybody),
+            log=log,
+            meter=meter,
+            align=accumulate,
+        )
+        self._sampler = PlanSampler(
+            order, batch_size, rank=comm.rank, cut=self._cut, drop_last=drop_last, ghost=settings.min_local_batch
+        )
+        self._seed = settings.seed
+        self._generator = torch.Generator()
+        self._left = False
+        self._loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
+            dataset,
+            batch_sampler=self._sampler,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor if num_workers else None,
+            generator=self._generator,
+            **dataloader,
+        )
+        log.write(
+            "data",
+            **self._identity,
+            batch_size=batch_size,
+            steps_per_epoch=len(self),
+            horizon=max(one["_horizon"] for one in everybody),
+            limits=limits,
+        )
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under way, or the next one."""
+        return self._sampler.cursor.epoch
+
+    @property
+    def step(self) -> int:
+        """The number of the next step."""
+        return self._sampler.cursor.step
+
+    @property
+    def split(self) -> tuple[int, ...]:
+        """How the next full global batch will be divided."""
+        return self._cut(self.step, self.batch_size)
+
+    @property
+    def sampler(self) -> PlanSampler:
+        """The batch sampler underneath; present so that `set_epoch` code written for DDP runs unchanged."""
+        return self._sampler
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start the next iteration at the beginning of `epoch`, unless that very epoch is to be resumed."""
+        if epoch != self.epoch:
+            self._sampler.cursor = Cursor(epoch=epoch, step=self.step)
+            self._left = False
+
+    def __len__(self) -> int:
+        """Steps in an epoch."""
+        return len(self._sampler)
+
+    def _cut(self, step: int, total: int) -> tuple[int, ...]:
+        return self.coordinator.book.at(step).cut(total)
+
+    def __iter__(self) -> Iterator[Any]:
+        """One epoch of batches, or what is left of the one that was interrupted by a save."""
+        self._begin()
+        cursor = self._sampler.cursor
+        totals = self._sampler.totals(cursor.epoch, cursor.position)
+        batches = iter(self._loader)
+        finished = False
+        try:
+            for total in totals:
+                self._comm.at(cursor.step, "waiting for data")
+                self._turn(cursor)
+                batch = self._fetch(batches, cursor)
+                plan = self.coordinator.book.at(cursor.step)
+                split = plan.cut(total)
+                mine = split[self._comm.rank]
+                self._meter.batch(cursor.step, mine)
+                self._total.weigh(plan.weights(split)[self._comm.rank], cursor.step, mine)
+                self._comm.at(cursor.step, "computing")
+                cursor.position += total
+                cursor.step += 1
+                yield batch
+                self._meter.fetch()
+            finished = True
+        finally:
+            if not finished:
+                self._meter.drop()
+            if self._sampler.cursor is cursor:
+                self._end(cursor, finished)
+
+    def _turn(self, cursor: Cursor) -> None:
+        newest = self.coordinator.book.latest
+        self.coordinator.turn(cursor.step, cursor.epoch)
+        if self.coordinator.book.latest is not newest:
+            assert self.coordinator.book.latest.start >= self._sampler.next_step, (
+                "a plan must not reach into cut batches"
+            )
+
+    def _fetch(self, batches: Iterator[Any], cursor: Cursor) -> Any:
+        try:
+            return next(batches)
+        except StopIteration:
+            raise AssertionError(f"the data ended before step {cursor.step} of epoch {cursor.epoch}") from None
+        except Exception as error:
+            error.add_note(
+                f"paceline: worker {self._comm.rank} could not load its share of step {cursor.step} "
+                f"(epoch {cursor.epoch}); the dataset raised the error above"
+            )
+            raise
+
+    def _begin(self) -> None:
+        if self._left:  # the loop was left before the epoch's end: the next one begins
+            self._sampler.cursor = Cursor(epoch=self.epoch + 1, step=self.step)
+            self._left = False
+        cursor = self._sampler.cursor
+        if self._own_order and cursor.epoch > self._order_agreed:
+            agree(self._comm, "order of samples", {"order": orders.digest(self._order, cursor.epoch)})
+            self._order_agreed = cursor.epoch
+        mixed = hashlib.sha256(f"{self._seed} {cursor.epoch} {self._comm.rank}".encode()).digest()
+        self._generator.manual_seed(int.from_bytes(mixed[:8], "little") % 2**63)
+        self._meter.fetch()
+
+    def _end(self, cursor: Cursor, finished: bool) -> None:
+        self._left = not finished
+        if finished:
+            self.coordinator.turn(cursor.step, cursor.epoch, ends_epoch=True)
+            self._log.write("epoch", epoch=cursor.epoch, step=cursor.step, samples=cursor.position)
+            self._sampler.cursor = Cursor(epoch=cursor.epoch + 1, step=cursor.step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run stands in the data, and what it has learned about the workers' speed."""
+        cursor = self._sampler.cursor
+        return {
+            **self._identity,
+            "batch_size": self.batch_size,
+            "epoch": cursor.epoch,
+            "position": cursor.position,
+            "step": cursor.step,
+            "order": orders.digest(self._order, cursor.epoch),
+            "balance": self.coordinator.state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], own: dict[str, Any] | None = None) -> None:
+        """Go on where `state` was taken, on any number of workers.
+
+        Args:
+            state: from `state_dict`.
+            own: this worker's part, if it was saved by as many workers.
+        """
+        for name in ("length", "fingerprint", "batch_size"):
+            mine = self.batch_size if name == "batch_size" else self._identity[name]
+            if state[name] != mine:
+                raise CheckpointError(
+                    f"a checkpoint resumes on the dataset it was made on: it has {name}={state[name]!r}, this loader "
+                    f"{name}={mine!r}"
+                )
+        epoch, position = state["epoch"], state["position"]
+        if orders.digest(self._order, epoch) != state["order"]:
+            raise CheckpointError(
+                f"the order of samples in epoch {epoch} differs from the one in the checkpoint: use the same seed, "
+                f"shuffle and sampler"
+            )
+        if position >= self._sampler.end(epoch):
+            epoch, position = epoch + 1, 0
+        self._sampler.cursor = Cursor(epoch=epoch, position=position, step=state["step"])
+        self._left = False
+        note = self.coordinator.load(state["balance"], own, state["step"])
+        if note:
+            self._log.write("note", text=note)
+
+
+def _own_cap(settings: Settings, comm: Comm) -> int | None:
+    cap = settings.max_local_batch
+    if isinstance(cap, tuple):
+        if len(cap) != comm.size:
+            raise ConfigError(
+                f"max_local_batch must be one number or one per worker: got {len(cap)} numbers for {comm.size} workers"
+            )
+        return cap[comm.rank]
+    return cap
+
+
+def _checked_length(
+    dataset: Any, batch_size: Any, drop_last: bool, accumulate: int, dataloader: dict[str, Any], sampler: Any
+) -> int:
+    if isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__getitem__"):
+        raise ConfigError(
+            f"pace.loader needs a map-style dataset (with __getitem__ and __len__), got {type(dataset).__name__}: without "
+            f"indices nobody can promise that each sample is used exactly once"
+        )
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+        raise ConfigError(f"batch_size is the global batch and must be a whole number, at least 1; got {batch_size!r}")
+    if accumulate < 1:
+        raise ConfigError(f"accumulate must be at least 1, got {accumulate}")
+    for name in ("batch_sampler", "shuffle", "generator"):
+        if name in dataloader:
+            raise ConfigError(
+                f"pace.loader cuts the batches itself: {name}= cannot be given. Use sampler= for an order"
+            )
+    length = len(dataset)
+    if length == 0:
+        raise ConfigError("the dataset must not be empty: it has length 0")
+    if drop_last and batch_size > length and sampler is None:
+        raise ConfigError(
+            f"with drop_last the global batch must not exceed the dataset: got batch_size={batch_size} for {length} "
+            f"samples, which leaves no step at all"
+        )
+    return length

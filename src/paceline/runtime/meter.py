@@ -1,0 +1,179 @@
+"""Four times a step: data wait, compute, exposed communication, optimizer.
+
+    fetch            batch              gradients ready        sum arrived           optimizer done
+      |-- data wait ---|------ compute ------|--- communication ---|----- optimizer -----|
+
+Compute ends when the last bucket of gradients is ready, not when the sum arrives: the sum waits for the slowest worker
+and would make every worker look equally slow. On the CPU a mark is a clock reading. On CUDA it is an event recorded in
+the stream and read only once it has passed, a step later as a rule: the loop never synchronises with the device.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """What one step cost this worker."""
+
+    step: int
+    samples: int
+    data_wait_s: float
+    compute_s: float
+    comm_s: float
+    optimizer_s: float
+    finite: bool = True
+
+    @property
+    def busy_s(self) -> float:
+        """Everything but communication."""
+        return self.data_wait_s + self.compute_s + self.optimizer_s
+
+
+class CpuClock:
+    """Marks are readings of a clock.
+
+    Args:
+        now: seconds, from any origin.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self.mark: Callable[[], float] = now
+
+    def passed(self, mark: float) -> bool:
+        """A reading has always passed."""
+        return True
+
+    def between(self, start: float, end: float) -> float:
+        """Seconds from start to end."""
+        return end - start
+
+
+class CudaClock:
+    """Marks are events in the current stream.
+
+    Args:
+        device: whose stream.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def mark(self) -> torch.cuda.Event:
+        """An event behind everything queued so far."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def passed(self, mark: torch.cuda.Event) -> bool:
+        """Whether the device has reached it."""
+        return bool(mark.query())
+
+    def between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """Seconds from start to end on the device."""
+        return float(start.elapsed_time(end)) / 1e3
+
+
+@dataclass(slots=True)
+class _Marks:
+    step: int
+    samples: int
+    fetch: Any
+    batch: Any
+    ready: Any = None
+    summed: Any = None
+    updated: Any = None
+    closed: Any = None
+    norms: list[torch.Tensor] = field(default_factory=list)
+    updated_once: bool = False
+
+
+class Meter:
+    """Takes the marks of each step and turns them into `StepTimes`.
+
+    Usable by itself: call `fetch` before asking for a batch, `batch` when it is there, `ready` and `summed` around the
+    communication, `updated` after the optimizer, and collect finished steps with `take`.
+
+    Args:
+        device: decides the clock.
+        clock: another clock, for tests.
+    """
+
+    def __init__(self, device: torch.device | None = None, clock: Any = None) -> None:
+        cuda = device is not None and device.type == "cuda"
+        self._clock = clock or (CudaClock(device) if cuda and device else CpuClock())
+        self._fetch: Any = None
+        self._open: _Marks | None = None
+        self._waiting: list[_Marks] = []
+
+    def fetch(self) -> None:
+        """The loop asks for a batch: the step before is over."""
+        self._fetch = self._clock.mark()
+        if self._open is not None:
+            self._open.closed = self._fetch
+            self._waiting.append(self._open)
+            self._open = None
+
+    def batch(self, step: int, samples: int) -> None:
+        """The batch is there."""
+        mark = self._clock.mark()
+        self._open = _Marks(step, samples, self._fetch if self._fetch is not None else mark, mark)
+
+    def ready(self) -> None:
+        """The last gradients are ready to be sent."""
+        if self._open is not None:
+            self._open.ready = self._clock.mark()
+
+    def summed(self) -> None:
+        """The sum over all workers has arrived."""
+        if self._open is not None:
+            self._open.summed = self._clock.mark()
+
+    def updated(self) -> None:
+        """The optimizer has made its step."""
+        if self._open is not None:
+            self._open.updated = self._clock.mark()
+            self._open.updated_once = True
+
+    def norm(self, value: torch.Tensor) -> None:
+        """The norm of a part of this worker's own gradient; only whether it is finite is used here."""
+        if self._open is not None:
+            if value.device.type == "cuda":
+                host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+                host.copy_(value, non_blocking=True)
+                value = host
+            self._open.norms.append(value)
+
+    def drop(self) -> None:
+        """Forget the step under way (the loop was left)."""
+        self._open, self._fetch = None, None
+
+    def take(self) -> list[StepTimes]:
+        """The steps that are over and whose marks the device has passed, oldest first."""
+        done = []
+        while self._waiting and self._clock.passed(self._waiting[0].closed):
+            done.append(self._times(self._waiting.pop(0)))
+        return done
+
+    def _times(self, marks: _Marks) -> StepTimes:
+        between = self._clock.between
+        ready = marks.ready if marks.ready is not None else marks.closed
+        summed = marks.summed if marks.summed is not None else ready
+        updated = marks.updated if marks.updated is not None else summed
+        poisoned = marks.updated_once and not all(math.isfinite(float(norm)) for norm in marks.norms)
+        return StepTimes(
+            step=marks.step,
+            samples=marks.samples,
+            data_wait_s=between(marks.fetch, marks.batch),
+            compute_s=between(marks.batch, ready),
+            comm_s=between(ready, summed),
+            optimizer_s=max(0.0, between(summed, updated)),
+            finite=not poisoned,
+        )

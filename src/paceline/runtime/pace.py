@@ -1,0 +1,439 @@
+"""`paceline.init` and what it returns: the thin shell that ties the parts together."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.comm import Comm, TorchComm, pick_device
+from paceline.config import PLACES, Settings, resolve
+from paceline.errors import CheckpointError, ConfigError
+from paceline.events import SCHEMA, EventLog, events_path
+from paceline.policies.balance import AnyBalance
+from paceline.runtime import checkpoint, randomness
+from paceline.runtime.evaluate import evaluate
+from paceline.runtime.handshake import agree
+from paceline.runtime.hook import WeightedSum
+from paceline.runtime.loader import Loader
+from paceline.runtime.memory import explain, is_out_of_memory
+from paceline.runtime.meter import Meter
+from paceline.runtime.model import PacedModel, wrap
+from paceline.runtime.step import StepRunner
+from paceline.types import Limits
+
+STATE_SCHEMA = 1
+
+
+def init(
+    *,
+    balance: str | AnyBalance | None = None,
+    seed: int | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    replan_every: int | None = None,
+    max_local_batch: int | tuple[int | None, ...] | list[int | None] | None = None,
+    min_local_batch: int | None = None,
+    granularity: int | None = None,
+    timeout_s: float | None = None,
+    device: str | torch.device | None = None,
+    backend: str | None = None,
+) -> Pace:
+    """Join the world torchrun (or `paceline run`) started; alone, be a world of one.
+
+    Arguments left out come from the command line, a file or the environment; see `paceline.config`.
+
+    Args:
+        balance: name of a balance policy ("affine", "equal", "fixed:1,2", "dbs", "dp", "edp"), or the policy itself.
+        seed: decides the order of samples.
+        run_dir: folder for the event log; none is kept without.
+        replan_every: steps between two decisions.
+        max_local_batch: most samples a worker can hold: one number, or one per worker.
+        min_local_batch: fewest samples a worker takes while the batch reaches for all.
+        granularity: plan in multiples of this many samples.
+        timeout_s: longest wait for another worker.
+        device: this worker's device; by default its GPU, or the CPU.
+        backend: "nccl" or "gloo"; by default what all workers can use.
+    """
+    explicit = {name: value for name, value in locals().items() if value is not None}
+    for name in ("run_dir", "device"):
+        if name in explicit:
+            explicit[name] = str(explicit[name])
+    settings, sources = resolve(explicit, os.environ, Path.cwd())
+    chosen = pick_device(settings.device)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    return Pace(TorchComm(chosen, settings.backend, settings.timeout_s), settings, chosen, sources)
+
+
+class Pace:
+    """One worker of a run. Made by `paceline.init`.
+
+    Args:
+        comm: the door to the other workers.
+        settings: the resolved settings.
+        device: where this worker computes.
+        sources: where each setting came from, for the record.
+        meter: another meter, for tests.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        settings: Settings,
+        device: torch.device,
+        sources: Mapping[str, str] | None = None,
+        meter: Meter | None = None,
+    ) -> None:
+        self.comm, self.settings, self.device = comm, settings, device
+        self._log = EventLog(None)
+        self._closed = False
+        self._failed = False
+        self._model: PacedModel | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._loader: Loader | None = None
+        self._runner: StepRunner | None = None
+        self._pending_load: tuple[dict[str, Any], dict[str, Any] | None] | None = None
+        self._hooks: list[Any] = []
+        self._meter = meter or Meter(device)
+        self._total = WeightedSum(comm, self._meter)
+        self._watch_exit()
+        shared = {name: value for name, value in settings.plain().items() if name not in PLACES}
+        versions = _versions()
+        agree(comm, "settings", shared)
+        agree(comm, "versions", {name: versions[name] for name in ("paceline",)})
+        if settings.run_dir is not None:
+            self._log = EventLog(events_path(Path(settings.run_dir), comm.rank))
+        self._log.write(
+            "start",
+            schema=SCHEMA,
+            rank=comm.rank,
+            size=comm.size,
+            host=getattr(comm, "host", ""),
+            pid=os.getpid(),
+            device=str(device),
+            backend=getattr(comm, "backend", ""),
+            versions=versions,
+            config=settings.plain(),
+            sources=dict(sources or {}),
+        )
+
+    @property
+    def rank(self) -> int:
+        """This worker's number."""
+        return self.comm.rank
+
+    @property
+    def size(self) -> int:
+        """How many workers there are."""
+        return self.comm.size
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is worker 0, the one that prints."""
+        return self.comm.rank == 0
+
+    @property
+    def loaders_epoch(self) -> int:
+        """The epoch the loader stands in (0 before there is one)."""
+        return self._loader.epoch if self._loader is not None else 0
+
+    def wrap(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, **ddp: Any) -> PacedModel:
+        """DistributedDataParallel with gradients summed by share; the loop around it stays as it is.
+
+        Args:
+            model: on `pace.device`.
+            optimizer: the model's; its steps are timed, and it is saved with the model.
+            ddp: further arguments of DistributedDataParallel (`find_unused_parameters=True`, ...).
+        """
+        if self._model is not None:
+            raise ConfigError("pace.wrap was called before: one model per pace. Put several networks into one module")
+        self._model = wrap(model, self.comm, self._total, self.device, **ddp)
+        if optimizer is not None:
+            self._optimizer = optimizer
+            self._hooks.append(optimizer.register_step_post_hook(self._after_update))
+        return self._model
+
+    def _after_update(self, optimizer: Any, *_: Any) -> None:
+        if getattr(optimizer, "found_inf", None) is None:  # a fused optimizer under GradScaler skips by itself
+            self._meter.updated()
+
+    def loader(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        sampler: Any = None,
+        drop_last: bool = False,
+        accumulate: int = 1,
+        num_workers: int = 0,
+        prefetch_factor: int | None = None,
+        **dataloader: Any,
+    ) -> Loader:
+        """This worker's share of each global batch, following its speed.
+
+        Args:
+            dataset: map-style, the whole of it, the same on every worker.
+            batch_size: the GLOBAL batch, over all workers.
+            shuffle: a new permutation each epoch, from the seed; else the dataset's order.
+            sampler: an order of your own: an iterable of indices, the same on every worker.
+            drop_last: leave out the short last batch of an epoch.
+            accumulate: batches per optimizer step, if gradients are accumulated; plans change between steps only.
+            num_workers: loader processes.
+            prefetch_factor: batches each of them prepares ahead (2 by default).
+            dataloader: further arguments of DataLoader (`collate_fn`, `pin_memory`, ...).
+        """
+        if self._loader is not None:
+            raise ConfigError(
+                "pace.loader was called before: one training loader per pace. Use pace.evaluate for others"
+            )
+        self._loader = Loader(
+            dataset,
+            batch_size,
+            comm=self.comm,
+            settings=self.settings,
+            total=self._total,
+            meter=self._meter,
+            log=self._log,
+            shuffle=shuffle,
+            sampler=sampler,
+            drop_last=drop_last,
+            accumulate=accumulate,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            **dataloader,
+        )
+        return self._loader
+
+    def step(self, fn: Callable[[Any], torch.Tensor], batch: Any) -> torch.Tensor:
+        """Forward and backward as one function, surviving out of memory; then call `optimizer.step()` as usual.
+
+        Gradients are computed afresh: what was in `.grad` is dropped.
+
+        Args:
+            fn: batch -> mean loss over that batch. It may be called several times, on parts of the batch.
+            batch: as the loader gave it.
+
+        Returns:
+            The mean loss over this worker's share.
+        """
+        if self._model is None:
+            raise ConfigError("pace.step needs a wrapped model: call pace.wrap(model, optimizer) first")
+        if self._runner is None:
+            self._runner = StepRunner(self._model, self._total, self._recovered)
+        return self._runner.run(fn, batch, self._total.samples or _num_samples(batch))
+
+    def _recovered(self, samples: int, fits: int, micro_batches: int) -> None:
+        if self._loader is not None:
+            self._loader.coordinator.learned_cap = min(self._loader.coordinator.learned_cap, fits)
+        self._log.write("memory", step=self._total.step, samples=samples, fits=fits, micro_batches=micro_batches)
+
+    def evaluate(
+        self, fn: Callable[[Any], Mapping[str, Any]], dataset: Any, batch_size: int = 256, **dataloader: Any
+    ) -> dict[str, float]:
+        """Sum what `fn` returns for each batch over the whole dataset, each sample once, over all workers.
+
+        The wrapped model is in eval mode meanwhile, and gradients are off.
+
+        Args:
+            fn: batch -> sums over its samples by name, e.g. {"correct": 31, "loss": 12.5}.
+            dataset: map-style, the whole of it, the same on every worker.
+            batch_size: samples per call of `fn`, on one worker.
+            dataloader: further arguments of DataLoader.
+
+        Returns:
+            The sums, and `count` == len(dataset).
+        """
+        limits = Limits.of(self.size)
+        length = len(dataset)
+        if self._loader is not None:
+            plan = self._loader.coordinator.book.at(self._loader.step)
+            split = plan.policy.split(length, limits, plan.state)
+        else:
+            from paceline.policies.balance import Equal
+
+            split = Equal().split(length, limits, Equal().init(self.size))
+        totals = evaluate(
+            fn, dataset, comm=self.comm, model=self._model, split=split, batch_size=batch_size, **dataloader
+        )
+        self._log.write("evaluate", step=self._loader.step if self._loader else 0, **totals)
+        return totals
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a resume needs: model, optimizer, place in the data, learned speeds, random states.
+
+        Collective: every worker calls it at the same point, between two steps.
+        """
+        own = {"random": randomness.capture(self.device)}
+        if self._loader is not None:
+            own["balance"] = self._loader.coordinator.own_state()
+        return {
+            "schema": STATE_SCHEMA,
+            "size": self.size,
+            "seed": self.settings.seed,
+            "model": self._model.module.state_dict() if self._model is not None else None,
+            "optimizer": self._optimizer.state_dict() if self._optimizer is not None else None,
+            "loader": self._loader.state_dict() if self._loader is not None else None,
+            "own": self.comm.gather_text(json.dumps(own)),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken. Call it after `wrap` and `loader`, on every worker.
+
+        Raises:
+            CheckpointError: it is of a newer schema, another seed, or lacks what this run has.
+        """
+        if state["schema"] > STATE_SCHEMA:
+            raise CheckpointError(
+                f"the state has schema {state['schema']}, this paceline reads up to {STATE_SCHEMA}: update paceline"
+            )
+        if state["seed"] != self.settings.seed:
+            raise CheckpointError(
+                f"a run resumes with its own seed: the checkpoint has seed={state['seed']}, this run seed="
+                f"{self.settings.seed}"
+            )
+        for name, mine in (("model", self._model), ("optimizer", self._optimizer), ("loader", self._loader)):
+            if (state[name] is None) != (mine is None):
+                here = "has none" if mine is None else "has one"
+                raise CheckpointError(f"checkpoint and run must both have a {name} or neither: this run {here}")
+        same_size = state["size"] == self.size
+        own = json.loads(state["own"][self.rank]) if same_size else None
+        if self._loader is not None:
+            self._loader.load_state_dict(state["loader"], own["balance"] if own else None)
+        if self._model is not None:
+            self._model.module.load_state_dict(state["model"])
+        if self._optimizer is not None:
+            self._optimizer.load_state_dict(state["optimizer"])
+        if own is not None:
+            randomness.restore(own["random"], self.device)
+        else:
+            torch.manual_seed(self.settings.seed * 1_000_003 + self.rank)
+
+    def save(self, path: str | os.PathLike[str], **extra: Any) -> None:
+        """Write a checkpoint atomically. Collective: every worker calls it between the same two steps.
+
+        Args:
+            path: the file; worker 0 writes it.
+            extra: more to save, by name: objects with `state_dict()` (a scheduler, a GradScaler), or plain values.
+
+        Raises:
+            CheckpointError: on every worker, if it could not be written, or a parameter is not finite.
+        """
+        problem = ""
+        state = self.state_dict()
+        if self._model is not None:
+            bad = [name for name, p in self._model.module.named_parameters() if not bool(torch.isfinite(p).all())]
+            if bad:
+                problem = f"parameter {bad[0]!r} holds NaN or infinity; the checkpoint on disk is kept as it was"
+        if self.is_main and not problem:
+            state["extra"] = {
+                name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in extra.items()
+            }
+            try:
+                checkpoint.write(Path(path), state)
+            except CheckpointError as error:
+                problem = str(error)
+        problems = [text for text in self.comm.gather_text(problem) if text]
+        if problems:
+            raise CheckpointError(f"not saved: {problems[0]}")
+        self._log.write("state", action="saved", path=str(path), step=self._loader.step if self._loader else 0, note="")
+
+    def load(self, path: str | os.PathLike[str], **extra: Any) -> dict[str, Any]:
+        """Go on from a checkpoint. Collective; the file must be readable by every worker.
+
+        Args:
+            path: the file.
+            extra: objects with `load_state_dict()`, by the names they were saved under.
+
+        Returns:
+            Everything that was saved as `extra`.
+
+        Raises:
+            CheckpointError: on every worker, naming the first one that could not use the file.
+        """
+        problem, state = "", {}
+        try:
+            state = checkpoint.read(Path(path))
+        except CheckpointError as error:
+            problem = str(error)
+        for rank, text in enumerate(self.comm.gather_text(problem)):
+            if text:
+                raise CheckpointError(f"worker {rank}: {text}")
+        found: dict[str, Any] = state["extra"]
+        missing = sorted(set(extra) - set(found))
+        if missing:
+            raise CheckpointError(
+                f"{path} has no {missing[0]!r}; it was saved with: {', '.join(sorted(found)) or 'nothing more'}"
+            )
+        self.load_state_dict(state)
+        for name, value in extra.items():
+            value.load_state_dict(found[name])
+        self._log.write(
+            "state", action="loaded", path=str(path), step=self._loader.step if self._loader else 0, note=""
+        )
+        return found
+
+    def _watch_exit(self) -> None:
+        """See how the program ends, so that leaving is clean and an out-of-memory error says what to do."""
+        self._previous_hook = sys.excepthook
+
+        def on_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            self._failed = True
+            if is_out_of_memory(error):
+                explain(error, self.comm.rank, self._total)
+            self._previous_hook(kind, error, trace)
+
+        sys.excepthook = on_error
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Leave the world. Called at exit; calling it earlier is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        sys.excepthook = self._previous_hook
+        for hook in self._hooks:
+            hook.remove()
+        self._log.write("end", step=self._loader.step if self._loader else 0, ok=not self._failed)
+        self._log.close()
+        self._model = self._runner = None
+        self.comm.close(graceful=not self._failed)
+
+    def __enter__(self) -> Pace:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self._failed = self._failed or error is not None
+        self.close()
+
+
+def _num_samples(batch: Any) -> int:
+    """The length of the first tensor in a batch."""
+    if isinstance(batch, torch.Tensor):
+        return int(batch.shape[0])
+    items = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
+    for item in items:
+        found = _num_samples(item)
+        if found:
+            return found
+    return 0
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "paceline": version("paceline"),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }

@@ -1,0 +1,172 @@
+"""`pace.step(fn, batch)`: a step handed over as a function, which survives running out of memory.
+
+The worker computes the gradient of its share; if memory runs out, in forward or in backward, it drops what it has and
+recomputes the share in smaller micro-batches, each weighted by its size, which sums to the same gradient. The others
+merely wait in the sum.
+
+DistributedDataParallel cannot start a backward over, so here gradients are summed by a small reducer of our own, under
+`no_sync`: parameters in reverse order are grouped into buckets, each sent when backward has finished with it. A bucket sent
+before memory ran out holds the share's whole gradient already and is not sent again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from paceline.errors import PacelineError
+from paceline.runtime.hook import WeightedSum
+from paceline.runtime.memory import explain, is_out_of_memory
+from paceline.runtime.model import PacedModel
+
+BUCKET_BYTES = 25 * 2**20
+
+
+class StepRunner:
+    """Runs steps for one wrapped model.
+
+    Args:
+        model: from `Pace.wrap`.
+        total: the weighted sum.
+        recovered: called with (samples, samples that fit, number of micro-batches) after a recovery.
+    """
+
+    def __init__(self, model: PacedModel, total: WeightedSum, recovered: Callable[[int, int, int], None]) -> None:
+        self._model, self._total, self._recovered = model, total, recovered
+        self._buckets = _bucketed([p for p in model.module.parameters() if p.requires_grad])
+        self._bucket_of = {p: number for number, bucket in enumerate(self._buckets) for p in bucket}
+        self._missing: list[int] = []
+        self._sent: list[tuple[torch.Tensor, Any]] = []
+        self._sending = False
+        for parameter in self._bucket_of:
+            parameter.register_post_accumulate_grad_hook(self._accumulated)
+        self.fits: int | None = None
+
+    def run(self, fn: Callable[[Any], torch.Tensor], batch: Any, samples: int) -> torch.Tensor:
+        """Compute, sum and leave the gradients in place; returns the mean loss of this worker's share.
+
+        Args:
+            fn: batch -> mean loss over that batch; called with the whole share or with parts of it.
+            batch: this worker's share.
+            samples: how many samples `batch` holds.
+        """
+        self._sent = []
+        self._model.require_forward_param_sync = True
+        micro = min(samples, self.fits or samples)
+        failed_at = 0
+        while True:
+            loss, error = self._attempt(fn, batch, samples, micro)
+            if loss is not None:
+                break
+            failed_at = max(failed_at, micro)
+            if micro == 1:
+                assert error is not None
+                raise error
+            del error
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            micro = -(-micro // 2)
+        if failed_at:
+            self.fits = micro
+            self._recovered(samples, micro, -(-samples // micro))
+        self._collect()
+        return loss
+
+    def _attempt(
+        self, fn: Callable[[Any], torch.Tensor], batch: Any, samples: int, micro: int
+    ) -> tuple[torch.Tensor | None, BaseException | None]:
+        parameters = list(self._bucket_of)
+        for parameter in parameters:
+            parameter.grad = None
+        loss = torch.zeros((), device=parameters[0].device)
+        try:
+            with self._model.no_sync():
+                for begin in range(0, samples, micro):
+                    part = cut(batch, begin, min(begin + micro, samples), samples)
+                    self._sending = begin + micro >= samples
+                    self._missing = [len(bucket) for bucket in self._buckets]
+                    part_loss = fn(part) * (min(micro, samples - begin) / samples)
+                    self._model.require_forward_param_sync = False
+                    part_loss.backward()
+                    loss += part_loss.detach()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            explain(error, self._total.comm.rank, self._total)
+            if micro > 1:
+                error = error.with_traceback(None)  # its frames hold the tensors that did not fit
+            return None, error
+        finally:
+            self._sending = False
+            self._total.release()
+        return loss, None
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        if not self._sending:
+            return
+        self._missing[self._bucket_of[parameter]] -= 1
+        while len(self._sent) < len(self._buckets) and self._missing[len(self._sent)] == 0:
+            self._send()
+
+    def _send(self) -> None:
+        bucket = self._buckets[len(self._sent)]
+        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in bucket])
+        self._sent.append((flat, self._total.send(flat)))
+
+    def _collect(self) -> None:
+        """Send what backward did not reach, wait for all sums, and put them in place."""
+        while len(self._sent) < len(self._buckets):
+            self._send()
+        everything = list(self._bucket_of)
+        used = torch.tensor([float(p.grad is not None) for p in everything], device=everything[0].device)
+        counting = self._total.comm.sum_(used)
+        self._total.last_sent()
+        self._total.finish()
+        counting.wait()
+        for bucket, (flat, _) in zip(self._buckets, self._sent, strict=True):
+            for parameter, piece in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+                parameter.grad = piece.view_as(parameter)
+        for parameter, times in zip(everything, used.tolist(), strict=True):
+            if not times:
+                parameter.grad = None  # nobody used it: as in one process, the optimizer skips it
+        self._sent = []
+
+
+def _bucketed(parameters: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Parameters in reverse order (backward fills the last first), grouped by type and size."""
+    buckets: list[list[torch.Tensor]] = []
+    size = 0
+    for parameter in reversed(parameters):
+        new = not buckets or size >= BUCKET_BYTES
+        if new or (buckets[-1][0].dtype, buckets[-1][0].device) != (parameter.dtype, parameter.device):
+            buckets.append([])
+            size = 0
+        buckets[-1].append(parameter)
+        size += parameter.numel() * parameter.element_size()
+    return buckets
+
+
+def cut(batch: Any, begin: int, end: int, samples: int) -> Any:
+    """Samples begin .. end - 1 of a batch of tensors, lists, tuples and dicts of them."""
+    if begin == 0 and end == samples:
+        return batch
+    if isinstance(batch, torch.Tensor):
+        if batch.dim() and batch.shape[0] == samples:
+            return batch[begin:end]
+        raise PacelineError(
+            f"pace.step can cut a batch only along the first dimension of its tensors: expected {samples} there, got a "
+            f"tensor of shape {tuple(batch.shape)}"
+        )
+    if isinstance(batch, dict):
+        return {name: cut(value, begin, end, samples) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(cut(value, begin, end, samples) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        if len(batch) == samples and not any(isinstance(item, torch.Tensor) and item.dim() for item in batch):
+            return batch[begin:end]
+        return type(batch)(cut(value, begin, end, samples) for value in batch)
+    raise PacelineError(
+        f"pace.step can cut tensors, lists, tuples and dicts into micro-batches, got {type(batch).__name__}"
+    )
