@@ -1,1 +1,63 @@
-"""The command line, one file a command."""
+"""The command line, one file a command; a command's file is imported when the command is used."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+COMMANDS = {
+    "run": ("paceline.cli.run", "Train with a script on this machine, or as one of several machines."),
+    "lab": ("paceline.cli.lab", "Run scripts on emulated clusters of unlike machines."),
+    "demo": ("paceline.cli.demo", "See plain DDP, a hand-tuned split and paceline side by side."),
+}
+
+
+class Lazy(click.Group):
+    """A group whose commands are imported on use, so that --help is instant."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command itself."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Their descriptions, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="paceline")
+def cli() -> None:
+    """Data-parallel PyTorch training at the speed of all your machines together."""
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run the command line; errors end in one clear line and a telling exit code."""
+    from paceline.errors import LaunchError, PacelineError
+
+    try:
+        return cli.main(arguments, prog_name="paceline", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    except KeyboardInterrupt:
+        click.echo("\npaceline: interrupted; the workers have been stopped", err=True)
+        sys.exit(130)
+    except LaunchError as error:
+        click.echo(str(error), err=True)
+        sys.exit(error.exit_code)
+    except PacelineError as error:
+        click.echo(f"paceline: error: {error}", err=True)
+        sys.exit(2)

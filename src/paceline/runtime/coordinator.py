@@ -93,7 +93,7 @@ class Coordinator:
         row[0] = self.book.digest(self._total)
         row[1] = self.learned_cap
         row[2] = self._poisoned_step
-        recent = self._times[-self._every :]
+        recent = [times for times in self._times if times.full][-self._every :]
         for slot, times in enumerate(recent):
             begin = _HEAD + slot * len(COLUMNS)
             row[begin : begin + len(COLUMNS)] = torch.tensor(

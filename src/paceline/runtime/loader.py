@@ -86,7 +86,7 @@ class Loader:
             comm,
             settings.policy,
             limits,
-            batch_size,
+            min(batch_size, length),
             every=settings.replan_every,
             horizon=max(one["_horizon"] for one in everybody),
             log=log,
@@ -154,6 +154,7 @@ class Loader:
         self._begin()
         cursor = self._sampler.cursor
         totals = self._sampler.totals(cursor.epoch, cursor.position)
+        usual = min(self.batch_size, self._sampler.end(cursor.epoch))
         batches = iter(self._loader)
         finished = False
         try:
@@ -164,7 +165,7 @@ class Loader:
                 plan = self.coordinator.book.at(cursor.step)
                 split = plan.cut(total)
                 mine = split[self._comm.rank]
-                self._meter.batch(cursor.step, mine)
+                self._meter.batch(cursor.step, mine, full=total == usual)
                 self._total.weigh(plan.weights(split)[self._comm.rank], cursor.step, mine)
                 self._comm.at(cursor.step, "computing")
                 cursor.position += total

@@ -29,6 +29,7 @@ class StepTimes:
     compute_s: float
     comm_s: float
     optimizer_s: float
+    full: bool = True
     finite: bool = True
 
     @property
@@ -85,6 +86,7 @@ class CudaClock:
 class _Marks:
     step: int
     samples: int
+    full: bool
     fetch: Any
     batch: Any
     ready: Any = None
@@ -121,10 +123,10 @@ class Meter:
             self._waiting.append(self._open)
             self._open = None
 
-    def batch(self, step: int, samples: int) -> None:
-        """The batch is there."""
+    def batch(self, step: int, samples: int, *, full: bool = True) -> None:
+        """The batch is there; `full` is False for the short last one of an epoch."""
         mark = self._clock.mark()
-        self._open = _Marks(step, samples, self._fetch if self._fetch is not None else mark, mark)
+        self._open = _Marks(step, samples, full, self._fetch if self._fetch is not None else mark, mark)
 
     def ready(self) -> None:
         """The last gradients are ready to be sent."""
@@ -175,5 +177,6 @@ class Meter:
             compute_s=between(marks.batch, ready),
             comm_s=between(ready, summed),
             optimizer_s=max(0.0, between(summed, updated)),
+            full=marks.full,
             finite=not poisoned,
         )

@@ -13,12 +13,12 @@ COLUMNS = ("samples", "data_wait_s", "compute_s", "comm_s", "optimizer_s")
 def observe(rows: Floats, *, step: int, epoch: int, ends_epoch: bool, total: int, limits: Limits) -> Observation:
     """Summarise a window.
 
-    A plan may have changed within the window, and its last batch may be a short one: the typical time of a worker is
-    the median over the steps that had the batch of its latest step, or the most common batch if an epoch ended here.
-    The median ignores a single disturbed step; its standard error comes from the median absolute deviation.
+    A plan may have changed within the window: the typical time of a worker is the median over the steps that had the
+    batch of its latest one. The median ignores a single disturbed step; its standard error comes from the median absolute deviation.
 
     Args:
-        rows: shape (workers, steps, 5), columns as in `COLUMNS`; rows of NaN where a worker has nothing to tell.
+        rows: shape (workers, steps, 5), columns as in `COLUMNS`, short last batches left out; rows of NaN where a worker
+            has nothing to tell.
         step: the last step of the window.
         epoch: its epoch.
         ends_epoch: whether the epoch ended with it.
@@ -37,7 +37,7 @@ def observe(rows: Floats, *, step: int, epoch: int, ends_epoch: bool, total: int
         mine = there[i]
         if not mine.any():
             continue
-        batch = _typical(samples[i][mine], ends_epoch)
+        batch = samples[i][mine][-1]
         chosen = np.sort(busy[i][mine & (samples[i] == batch)])
         count = len(chosen)
         median = float(chosen[(count - 1) // 2] + chosen[count // 2]) / 2
@@ -60,13 +60,6 @@ def observe(rows: Floats, *, step: int, epoch: int, ends_epoch: bool, total: int
         compute_s=tuple(out["compute"]),
         num_steps=num_steps,
     )
-
-
-def _typical(samples: Floats, ends_epoch: bool) -> float:
-    if not ends_epoch:
-        return float(samples[-1])
-    values, counts = np.unique(samples, return_counts=True)
-    return float(values[len(values) - 1 - int(np.argmax(counts[::-1]))])
 
 
 def _mean(values: Floats) -> float:

@@ -1,0 +1,108 @@
+"""`paceline demo`: the same training three ways on an emulated cluster of four unlike workers."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import click
+
+from paceline.cli.lab import start
+from paceline.cli.screen import new_run_dir, say
+from paceline.errors import ConfigError
+from paceline.lab.cluster import load
+
+BATCH_SIZE = 128
+TARGET = 0.95
+
+
+@click.command()
+@click.option("--steps", type=click.IntRange(min=20), default=120, show_default=True, help="Steps of each run.")
+@click.option("--run-dir", help="Folder for the record. [default: runs/DATE-demo]")
+@click.option("--json", "as_json", is_flag=True, help="Print the table as JSON on standard output.")
+def command(steps: int, run_dir: str | None, as_json: bool) -> None:
+    """See plain DDP, a hand-tuned split and paceline side by side.
+
+    Trains a small convolutional net on scikit-learn's digits on four emulated workers of speeds 1:2:3:4. Halfway, the
+    fastest becomes three times slower. Takes about two minutes.
+    """
+    _need_demo_extra()
+    from paceline.report.contest import draw, read_entry
+
+    base = load("slowed-midway")
+    cluster = replace(
+        base,
+        description=f"speeds 1:2:3:4; the fastest becomes three times slower at step {steps // 2}",
+        disturbances=tuple(replace(one, from_step=steps // 2) for one in base.disturbances),
+    )
+    folder = new_run_dir(run_dir, "demo")
+    by_hand, _ = cluster.optimum(BATCH_SIZE)
+    scripts = resources.files("paceline.lab.scripts")
+    common = ["--steps", str(steps), "--batch-size", str(BATCH_SIZE)]
+    contenders: list[tuple[str, str, list[str]]] = [
+        ("plain DDP", "digits_ddp.py", []),
+        ("hand-tuned DDP", "digits_ddp.py", ["--shares", ",".join(map(str, by_hand))]),
+        ("paceline", "digits_paceline.py", []),
+    ]
+    say(f"four emulated workers (mechanism {cluster.mechanism}); {cluster.description}")
+    entries = []
+    for number, (name, script, extra) in enumerate(contenders):
+        say(f"{number + 1} of {len(contenders)}: {name}, {steps} steps of {BATCH_SIZE} samples")
+        place = folder / name.replace(" ", "-").lower()
+        place.mkdir()
+        os.environ["LAB_MARKS"] = str(place / "marks.jsonl")
+        path = Path(str(scripts.joinpath(script)))
+        start(cluster, path, [*common, *extra], place, balance=None, quiet=True, label=f"{name}: ")
+        entries.append(read_entry(name, place))
+    picture = folder / "demo.png"
+    draw(entries, "paceline", picture)
+    result = {
+        "cluster": cluster.plain(),
+        "batch_size": BATCH_SIZE,
+        "steps": steps,
+        "target_accuracy": TARGET,
+        "contenders": [entry.figures(TARGET) for entry in entries],
+        "picture": str(picture),
+        "run_dir": str(folder),
+    }
+    (folder / "result.json").write_text(json.dumps(result, indent=1))
+    if as_json:
+        click.echo(json.dumps(result, indent=1))
+        return
+    _show(result)
+
+
+def _show(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{result['steps']} steps of {result['batch_size']} samples")
+    headers = ("", "samples/s", "share of limit", f"time to {result['target_accuracy']:.0%}", "final accuracy")
+    for header in headers:
+        table.add_column(header, justify="right" if header else "left")
+    for one in result["contenders"]:
+        reached = one["time_to_target_s"]
+        table.add_row(
+            one["name"],
+            f"{one['samples_per_s']:.0f}",
+            f"{one['share_of_limit']:.0%}",
+            "not reached" if reached is None else f"{reached:.1f} s",
+            f"{one['final_accuracy']:.1%}",
+        )
+    console = Console()
+    console.print(table)
+    console.print("limit: the best split of each step's batch, were communication free", style="dim")
+    click.echo(f"picture: {result['picture']}")
+    click.echo(f"run folder: {result['run_dir']}")
+
+
+def _need_demo_extra() -> None:
+    from importlib.util import find_spec
+
+    missing = [name for name in ("sklearn", "matplotlib") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"the demo needs {' and '.join(missing)}: pip install 'paceline[demo]'")

@@ -1,0 +1,133 @@
+"""The terminal while workers run: their output above, one line of progress below."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from paceline.comm.launch import Screen
+from paceline.errors import ConfigError
+from paceline.events import events_path
+
+CLEAR = "\r\x1b[K"
+
+
+class ProgressScreen(Screen):
+    """Shows one line of progress on a terminal; without a terminal only the workers' output.
+
+    Args:
+        status: the line, or "" while there is nothing to say.
+        quiet: leave out the workers' standard output.
+    """
+
+    def __init__(self, status: Callable[[], str], *, quiet: bool = False) -> None:
+        self._status, self._quiet = status, quiet
+        self._live = sys.stderr.isatty()
+        self._shown = ""
+        self._next = 0.0
+
+    def out(self, text: str) -> None:
+        """Worker output, above the line."""
+        if not self._quiet:
+            self._clear()
+            super().out(text)
+
+    def err(self, text: str) -> None:
+        """Worker errors, above the line."""
+        self._clear()
+        super().err(text)
+
+    def tick(self) -> None:
+        """Redraw the line, twice a second."""
+        if self._live and time.monotonic() >= self._next:
+            self._next = time.monotonic() + 0.5
+            line = self._status()[: shutil.get_terminal_size().columns - 1]
+            if line and line != self._shown:
+                sys.stderr.write(CLEAR + line)
+                sys.stderr.flush()
+                self._shown = line
+
+    def _clear(self) -> None:
+        if self._shown:
+            sys.stderr.write(CLEAR)
+            sys.stderr.flush()
+            self._shown = ""
+
+    def done(self) -> None:
+        """Remove the line."""
+        self._clear()
+
+
+class LastEvents:
+    """Follows a growing JSON-lines file and remembers the last record of each type."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+        self.last: dict[str, dict[str, object]] = {}
+        self.count = 0
+
+    def read(self) -> None:
+        """Take in what is new."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        data = data[: data.rfind(b"\n") + 1]
+        self._offset += len(data)
+        for line in data.splitlines():
+            record = json.loads(line)
+            self.last[record.get("type", "")] = record
+            self.count += 1
+
+
+def run_status(run_dir: Path) -> Callable[[], str]:
+    """The progress line of a run, from worker 0's events: step, samples/s, efficiency, split."""
+    events = LastEvents(events_path(run_dir, 0))
+
+    def line() -> str:
+        events.read()
+        window, plan = events.last.get("window"), events.last.get("plan")
+        if window is None or plan is None:
+            return ""
+        efficiency = window.get("efficiency")
+        share = f" · {efficiency:.0%} of the workers' own rates" if isinstance(efficiency, float) else ""
+        split = " ".join(map(str, plan["split"])) if isinstance(plan["split"], list) else ""
+        return f"step {window['step']} · {window['samples_per_s']:.0f} samples/s{share} · split {split}"
+
+    return line
+
+
+def new_run_dir(given: str | None, name: str) -> Path:
+    """The run folder asked for, or a dated one under `runs/`; made, and checked to be writable."""
+    path = Path(given) if given else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".writable"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"the run folder must be writable: cannot write {path} ({error.strerror}). Choose another with --run-dir"
+        ) from error
+    return path.resolve()
+
+
+def checked_script(script: str) -> Path:
+    """The script's path."""
+    path = Path(script)
+    if not path.is_file():
+        raise ConfigError(f"the script must be a file: there is no {script}")
+    return path
+
+
+def say(text: str) -> None:
+    """A line of paceline's own, on standard error so that standard output stays the script's."""
+    click.echo(f"paceline: {text}", err=True)

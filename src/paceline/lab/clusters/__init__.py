@@ -1,0 +1,1 @@
+"""Cluster files that ship with the package."""
