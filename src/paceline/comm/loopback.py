@@ -83,9 +83,10 @@ class LoopbackWorld:
             self._changed.wait_for(
                 lambda: len(arrived) == self.size or bool(self._lost - arrived.keys()), self.timeout_s
             )
-            missing = tuple(sorted(everyone - arrived.keys()))
-        if missing:
-            kind = PeerLost if set(missing) & self._lost else PeerTimeout
+            absent = everyone - arrived.keys()
+        if absent:
+            missing = tuple(sorted(absent & self._lost or absent))
+            kind = PeerLost if absent & self._lost else PeerTimeout
             raise kind(f"{verb} number {call} did not finish on worker {rank}. Missing: workers {missing}", missing)
         return [arrived[other] for other in range(self.size)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -17,6 +18,7 @@ from paceline.comm.pulse import Pulse
 from paceline.errors import ConfigError, PeerError, PeerLost, PeerTimeout
 
 EXCHANGING = "exchanging"
+_generation = itertools.count()  # a process may join and leave several times; each world has keys of its own
 _BYE_S = 10.0
 
 
@@ -55,11 +57,12 @@ class TorchComm:
 
     def __init__(self, device: torch.device, backend: str | None, timeout_s: float) -> None:
         self._timeout_s = timeout_s
+        self._prefix = f"paceline/{next(_generation)}"
         self._owns = not dist.is_initialized()
         if self._owns:
             self._join(device, backend)
         else:
-            self._store = dist.PrefixStore("paceline", _default_store())
+            self._store = dist.PrefixStore(self._prefix, _default_store())
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
         self._host, self._pid = socket.gethostname(), os.getpid()
         self._pulse = Pulse(self._store, self._rank, self._size, self._host, self._pid)
@@ -83,13 +86,13 @@ class TorchComm:
                 f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')} within {self._timeout_s:g} s: {error}"
             ) from error
         store.set_timeout(timeout)
-        self._store = dist.PrefixStore("paceline", store)
+        self._store = dist.PrefixStore(self._prefix, store)
         hellos = self._hello(rank, size, device)
         if backend is None:
             gpus = [hello["gpu"] for hello in hellos]
             backend = "cpu:gloo,cuda:nccl" if None not in gpus and len(set(gpus)) == size else "gloo"
         dist.init_process_group(
-            backend, store=dist.PrefixStore("torch", store), rank=rank, world_size=size, timeout=timeout
+            backend, store=dist.PrefixStore("torch", self._store), rank=rank, world_size=size, timeout=timeout
         )
 
     def _hello(self, rank: int, size: int, device: torch.device) -> list[dict[str, Any]]:
@@ -144,7 +147,7 @@ class TorchComm:
         """One string from every worker, by rank."""
         if self._size == 1:
             return [text]
-        data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        data = torch.tensor(list(text.encode()), dtype=torch.uint8)
         with self.naming("an exchange of settings"):
             sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self._size)]
             dist.all_gather(sizes, torch.tensor([len(data)]), group=self._control)

@@ -30,7 +30,7 @@ def write(path: Path, state: dict[str, Any]) -> None:
     """
     tensors: dict[str, torch.Tensor] = {}
     tree = json.dumps(_pack(state, tensors, "state"))
-    meta = {"format": "paceline", "schema": str(SCHEMA), "tree": tree, "sha256": _digest(tree, tensors)}
+    meta = {"format": "paceline", "schema": str(SCHEMA), "tree": tree, "sha256": _digest(str(SCHEMA), tree, tensors)}
     data = safetensors.torch.save(tensors, metadata=meta)
     temporary = ""
     try:
@@ -66,11 +66,12 @@ def read(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is truncated or not a checkpoint: {error}. Use an older one") from error
     if meta.get("format") != "paceline":
         raise CheckpointError(f"{path} is a safetensors file, but not a paceline checkpoint")
-    if int(meta["schema"]) > SCHEMA:
+    schema = meta.get("schema", "")
+    if schema.isdecimal() and int(schema) > SCHEMA:
         raise CheckpointError(
-            f"{path} has checkpoint schema {meta['schema']}, this paceline reads up to {SCHEMA}: update paceline"
+            f"{path} has checkpoint schema {schema}, this paceline reads up to {SCHEMA}: update paceline"
         )
-    if _digest(meta["tree"], tensors) != meta["sha256"]:
+    if "tree" not in meta or _digest(schema, meta["tree"], tensors) != meta.get("sha256"):
         raise CheckpointError(f"{path} is damaged: its contents do not match their checksum. Use an older one")
     state: dict[str, Any] = _unpack(json.loads(meta["tree"]), tensors)
     return state
@@ -110,10 +111,10 @@ def _unpack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     return items if kind == "list" else tuple(items)
 
 
-def _digest(tree: str, tensors: dict[str, torch.Tensor]) -> str:
-    digest = hashlib.sha256(tree.encode())
+def _digest(schema: str, tree: str, tensors: dict[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256(f"{schema} {tree}".encode())
     for name in sorted(tensors):
-        digest.update(name.encode())
+        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
         digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
 

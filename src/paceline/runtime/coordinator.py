@@ -214,7 +214,8 @@ class Coordinator:
 
     def own_state(self) -> dict[str, Any]:
         """What differs between workers."""
-        return {"times": [to_plain(times) for times in self._times], "learned_cap": self.learned_cap}
+        times = [*self._times, *(times for times in self._meter.pending() if times.step >= WARM_UP_STEPS)]
+        return {"times": [to_plain(one) for one in times], "learned_cap": self.learned_cap}
 
     def load(self, state: dict[str, Any], own: dict[str, Any] | None, step: int) -> str | None:
         """Go on from a saved state.

@@ -251,13 +251,15 @@ class Loader:
                 f"the order of samples in epoch {epoch} differs from the one in the checkpoint: use the same seed, "
                 f"shuffle and sampler"
             )
-        if position >= self._sampler.end(epoch):
-            epoch, position = epoch + 1, 0
-        self._sampler.cursor = Cursor(epoch=epoch, position=position, step=state["step"])
+        cursor = Cursor(epoch=epoch, position=position, step=state["step"])
+        self._sampler.cursor = cursor
         self._left = False
         note = self.coordinator.load(state["balance"], own, state["step"])
         if note:
             self._log.write("note", text=note)
+        if position >= self._sampler.end(epoch):  # saved after the last step of an epoch: end it as the loop would have
+            self._meter.fetch()
+            self._end(cursor, finished=True)
 
 
 def _own_cap(settings: Settings, comm: Comm) -> int | None:

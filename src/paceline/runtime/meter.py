@@ -164,6 +164,13 @@ class Meter:
             done.append(self._times(self._waiting.pop(0)))
         return done
 
+    def pending(self) -> list[StepTimes]:
+        """What `take` would return if everything so far were over, without taking it; waits for the device."""
+        marks = [*self._waiting, *([self._open] if self._open is not None and self._open.ready is not None else [])]
+        if marks and isinstance(self._clock, CudaClock):
+            torch.cuda.synchronize()
+        return [self._times(one) for one in marks]
+
     def _times(self, marks: _Marks) -> StepTimes:
         between = self._clock.between
         ready = marks.ready if marks.ready is not None else marks.closed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,6 +28,35 @@ class PacedModel(DistributedDataParallel):
         super().__init__(module, process_group=comm.group(), **ddp)
         self._paceline_comm, self._paceline_total = comm, total
         total.attach(self)
+        # After its first backward DDP lays its buckets out anew, by the order in which gradients became ready, and where a
+        # value lies in a bucket decides in which order the backend sums it. A resume needs that order for the same bits.
+        self.gradient_order: list[int] = []
+        self._trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._recording: list[Any] = []
+        if not (ddp.get("find_unused_parameters") or ddp.get("static_graph")):
+            for number, parameter in enumerate(self._trainable):
+                self._recording.append(parameter.register_post_accumulate_grad_hook(self._record(number)))
+
+    def _record(self, number: int) -> Callable[[torch.Tensor], None]:
+        def became_ready(_: torch.Tensor) -> None:
+            if self.require_backward_grad_sync:
+                self.gradient_order.append(number)
+                if len(self.gradient_order) == len(self._trainable):
+                    for handle in self._recording:
+                        handle.remove()
+
+        return became_ready
+
+    def lay_out(self, order: list[int]) -> None:
+        """Let DDP lay its buckets out by `order`: one backward of zeros, in that order. Collective; before any step."""
+        if not self._recording or self.gradient_order or sorted(order) != list(range(len(self._trainable))):
+            return
+        self.reducer.prepare_for_forward()
+        self.reducer.prepare_for_backward([])
+        for number in order:
+            (self._trainable[number] * 0).sum().backward()
+        for parameter in self._trainable:
+            parameter.grad = None
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The model's forward; buffers are broadcast first, as DistributedDataParallel does."""

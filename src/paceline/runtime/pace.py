@@ -282,6 +282,7 @@ class Pace:
             "size": self.size,
             "seed": self.settings.seed,
             "model": self._model.module.state_dict() if self._model is not None else None,
+            "layout": list(self._model.gradient_order) if self._model is not None else [],
             "optimizer": self._optimizer.state_dict() if self._optimizer is not None else None,
             "loader": self._loader.state_dict() if self._loader is not None else None,
             "own": self.comm.gather_text(json.dumps(own)),
@@ -312,6 +313,8 @@ class Pace:
             self._loader.load_state_dict(state["loader"], own["balance"] if own else None)
         if self._model is not None:
             self._model.module.load_state_dict(state["model"])
+            if same_size:
+                self._model.lay_out(state["layout"])
         if self._optimizer is not None:
             self._optimizer.load_state_dict(state["optimizer"])
         if own is not None:

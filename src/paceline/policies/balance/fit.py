@@ -22,6 +22,7 @@ import numpy as np
 from paceline.policies.balance.level import Floats
 from paceline.types import to_plain
 
+SHORTEST_S = 1e-9  # no clock measures less: a worker below it was not timed
 STEEPEST_FIXED_SHARE = 0.95  # a line flatter than this share of t being fixed says nothing about samples
 
 
@@ -64,7 +65,7 @@ class Fit:
     def update(self, lines: Lines, samples: Floats, busy_s: Floats, noise_s: Floats) -> Lines:
         """Take in one point (samples, busy_s) per worker; workers with samples 0 told nothing."""
         fixed, slope, weight, noise = lines.fixed_s, lines.slope_s, lines.weight, lines.noise_s
-        told = (samples > 0) & (busy_s > 0)
+        told = (samples > 0) & (busy_s >= SHORTEST_S)
         b, t = np.where(told, samples, 1.0), np.where(told, busy_s, 1.0)
         known = weight > 0
 

@@ -16,6 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.policies.balance.fit import SHORTEST_S
 from paceline.policies.balance.protocol import Weighting
 from paceline.policies.balance.shares import split_by_shares
 from paceline.types import Decision, Limits, Observation
@@ -56,12 +57,12 @@ class EpochRule:
         if not seen.ends_epoch:
             return Decision(self.split(seen.total, seen.limits, state), "the epoch's shares hold until it ends"), state
         split = self.split(seen.total, seen.limits, state)
-        if all(t > 0 for t in total_s):
-            rates = tuple(max(b, 0.5) / t for b, t in zip(split, total_s, strict=True))
+        if all(t >= SHORTEST_S for t in total_s) and all(split):
+            rates = tuple(b / t for b, t in zip(split, total_s, strict=True))
             whole = math.fsum(rates)
             state = RuleState(tuple(rate / whole for rate in rates), (0.0,) * len(rates))
-            means = ", ".join(f"{t / (seen.num_steps or 1):.3g}" for t in total_s)
-            reason = f"epoch {seen.epoch} cost the workers in the ratio {means}"
+            cost = ", ".join(f"{t:.3g}" for t in total_s)
+            reason = f"epoch {seen.epoch} cost the workers {cost} s"
         else:
             state = RuleState(state.shares, (0.0,) * len(split))
             reason = f"epoch {seen.epoch} was not timed on every worker: shares kept"
