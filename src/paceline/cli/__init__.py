@@ -50,9 +50,7 @@ def main(arguments: list[str] | None = None) -> Any:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except click.Abort:
-        sys.exit(130)
-    except KeyboardInterrupt:
+    except (click.Abort, KeyboardInterrupt):
         click.echo("\npaceline: interrupted; the workers have been stopped", err=True)
         sys.exit(130)
     except LaunchError as error:

@@ -6,9 +6,12 @@ reaches the screen, and when something fails the first failing worker's tracebac
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -21,6 +24,7 @@ from typing import Any
 from paceline.errors import ConfigError, LaunchError
 
 TRACEBACK = "Traceback (most recent call last):"
+CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 
 
 @dataclass(frozen=True)
@@ -86,14 +90,15 @@ def launch(job: Job, screen: Screen) -> None:
     environment["PACELINE_LAUNCHER"] = str(os.getpid())
     before = dict(os.environ)
     os.environ.update(environment)
-    tail = Tail(job.log_dir, screen)
+    logs = job.log_dir / f"{socket.gethostname()}-{os.getpid()}"  # machines may share the folder
+    tail = Tail(logs, screen)
     try:
-        config = _config(job)
+        config = _config(job, logs)
         tail.start()
         elastic_launch(config, sys.executable)("-u", *job.command)
     except ChildFailedError as error:
         tail.stop()
-        raise _failed(job, error) from None
+        raise _failed(logs, error) from None
     except (SignalException, KeyboardInterrupt) as error:
         code = getattr(error, "sigval", signal.SIGINT)
         if code in (signal.SIGINT, 2):
@@ -105,11 +110,11 @@ def launch(job: Job, screen: Screen) -> None:
         os.environ.update(before)
 
 
-def _config(job: Job) -> Any:
+def _config(job: Job, log_dir: Path) -> Any:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
     from torch.distributed.launcher.api import LaunchConfig
 
-    logs = DefaultLogsSpecs(log_dir=str(job.log_dir), redirects=Std.ALL, tee=Std.NONE)
+    logs = DefaultLogsSpecs(log_dir=str(log_dir), redirects=Std.ALL, tee=Std.NONE)
     common = {"nproc_per_node": job.nproc, "max_restarts": 0, "monitor_interval": 0.1, "logs_specs": logs}
     given = {name: value for name, value in job.rendezvous.items() if value is not None}
     if job.nnodes == 1 and not given:
@@ -142,12 +147,11 @@ def _config(job: Job) -> Any:
     )
 
 
-def _failed(job: Job, error: Any) -> LaunchError:
+def _failed(log_dir: Path, error: Any) -> LaunchError:
     rank, failure = error.get_first_failure()
     code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
-    log = log_file(job.log_dir, failure.local_rank, "stderr")
-    text = log.read_text(errors="replace") if log else ""
-    shown = text[text.rfind(TRACEBACK) :] if TRACEBACK in text else "\n".join(text.splitlines()[-10:])
+    log = log_file(log_dir, failure.local_rank, "stderr")
+    shown = last_error(log.read_text(errors="replace") if log else "")
     how = (
         f"was ended by {failure.signal_name()}" if failure.exitcode < 0 else f"failed with exit code {failure.exitcode}"
     )
@@ -155,10 +159,36 @@ def _failed(job: Job, error: Any) -> LaunchError:
     return LaunchError(f"{shown.rstrip()}\n\nworker {rank} {how}.{where}", code)
 
 
+def last_error(text: str) -> str:
+    """The last traceback in a log, with the ones it was caused by; or the last lines, if there is none.
+
+    >>> print(last_error("noise\\n[rank1]: Traceback (most recent call last):\\n[rank1]: ValueError: no"))
+    Traceback (most recent call last):
+    ValueError: no
+    """
+    lines = [re.sub(r"^\[rank\d+\]: ?", "", line) for line in text.splitlines()]
+    starts = [number for number, line in enumerate(lines) if line.strip() == TRACEBACK]
+    if not starts:
+        return "\n".join(lines[-10:])
+    begin = starts.pop()
+    while starts and any(line.startswith(CHAINED) for line in lines[max(0, begin - 3) : begin]):
+        begin = starts.pop()
+    return "\n".join(lines[begin:])
+
+
+def die_with_launcher() -> None:
+    """If `paceline` started this process, let the kernel end it should the launcher die; Linux only."""
+    launcher = os.environ.get("PACELINE_LAUNCHER")
+    if launcher and sys.platform == "linux":
+        set_death_signal = 1
+        ctypes.CDLL(None, use_errno=True).prctl(set_death_signal, signal.SIGKILL)
+        if os.getppid() == 1 and int(launcher) != 1:  # it died before we asked
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def log_file(log_dir: Path, local_rank: int, stream: str) -> Path | None:
-    """The newest log of a local worker, once it exists."""
-    found = sorted(log_dir.glob(f"*/attempt_*/{local_rank}/{stream}.log"), key=lambda path: path.stat().st_mtime)
-    return found[-1] if found else None
+    """The log of a local worker, once it exists."""
+    return next(log_dir.glob(f"*/attempt_*/{local_rank}/{stream}.log"), None)
 
 
 class Tail:
@@ -170,7 +200,6 @@ class Tail:
     def __init__(self, log_dir: Path, screen: Screen) -> None:
         self._log_dir, self._screen = log_dir, screen
         self._read: dict[str, int] = {"stdout": 0, "stderr": 0}
-        self._known = {stream: log_file(log_dir, 0, stream) for stream in self._read}  # of an earlier run, if any
         self._held = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="paceline-tail", daemon=True)
@@ -196,7 +225,7 @@ class Tail:
     def _copy(self) -> None:
         for stream in self._read:
             path = log_file(self._log_dir, 0, stream)
-            if path is None or path == self._known[stream]:
+            if path is None:
                 continue
             with path.open("rb") as file:
                 file.seek(self._read[stream])
@@ -208,8 +237,8 @@ class Tail:
             if stream == "stdout" and text:
                 self._screen.out(text)
             elif text and not self._held:
-                begin = text.find(TRACEBACK)
-                self._held = begin >= 0
-                shown = text[:begin] if self._held else text
+                found = re.search(rf"^(\[rank\d+\]: )?{re.escape(TRACEBACK)}", text, re.MULTILINE)
+                self._held = found is not None
+                shown = text[: found.start()] if found else text
                 if shown.strip():
                     self._screen.err(shown)

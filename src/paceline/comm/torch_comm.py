@@ -19,7 +19,7 @@ from paceline.errors import ConfigError, PeerError, PeerLost, PeerTimeout
 
 EXCHANGING = "exchanging"
 _generation = itertools.count()  # a process may join and leave several times; each world has keys of its own
-_BYE_S = 10.0
+_BYE_S = 5.0
 
 
 class _Work:
@@ -220,7 +220,7 @@ def _of_network(error: RuntimeError) -> bool:
     if isinstance(error, dist.DistError):
         return True
     text = str(error).lower()
-    return any(word in text for word in ("gloo", "connection", "timed out", "nccl", "socket", "peer"))
+    return any(word in text for word in ("gloo", "connection", "timed out", "timeout", "nccl", "socket", "peer"))
 
 
 def _names(ranks: tuple[int, ...]) -> str:

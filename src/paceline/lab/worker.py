@@ -15,9 +15,11 @@ from pathlib import Path
 def main() -> None:
     """Pace this process as the worker of its rank, then run the script."""
     lab_dir, script, *arguments = sys.argv[1:]
+    from paceline.comm.launch import die_with_launcher
     from paceline.lab.cluster import Cluster
     from paceline.lab.paced import Pacer
 
+    die_with_launcher()
     cluster = Cluster.from_plain(json.loads((Path(lab_dir) / "cluster.json").read_text()))
     rank = int(os.environ["RANK"])
     Pacer(cluster, rank, Path(lab_dir) / f"worker-{rank:04d}.jsonl").install()

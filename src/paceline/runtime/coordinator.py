@@ -138,10 +138,11 @@ class Coordinator:
     def _check_finite(self, steps: np.ndarray[Any, np.dtype[np.float64]]) -> None:
         bad = [(rank, int(at)) for rank, at in enumerate(steps.tolist()) if at >= 0]
         if bad:
-            named = "; ".join(f"worker {rank} at step {at}" for rank, at in bad)
+            first = min(at for _, at in bad)  # a step later everybody computes with what the sum has carried over
+            named = " and ".join(f"worker {rank}" for rank, at in bad if at == first)
             raise NonFiniteError(
-                f"gradients must be finite, but this worker's own was NaN or infinite: {named}. The sum carried it to all "
-                f"workers. Go back to the last checkpoint; look at the learning rate and at that worker's samples"
+                f"gradients must be finite, but that of {named} was NaN or infinite at step {first}, and the optimizer "
+                f"used the sum. Go back to the last checkpoint; look at the learning rate and at that worker's samples"
             )
 
     def _with_learned(self, caps: np.ndarray[Any, np.dtype[np.float64]]) -> Limits:

@@ -27,8 +27,8 @@ def agree(comm: Comm, what: str, fields: dict[str, Any]) -> list[dict[str, Any]]
     Raises:
         DisagreementError: on every worker alike, naming the workers in the minority, the field and both values.
     """
-    everybody = [json.loads(text) for text in comm.gather_text(json.dumps(fields, sort_keys=True))]
-    for name in sorted({name for one in everybody for name in one if not name.startswith("_")}):
+    everybody = [json.loads(text) for text in comm.gather_text(json.dumps(fields))]
+    for name in dict.fromkeys(name for one in everybody for name in one if not name.startswith("_")):
         values = [json.dumps(one.get(name)) for one in everybody]
         common = Counter(values).most_common(1)[0][0]
         if values.count(common) * 2 <= len(values):

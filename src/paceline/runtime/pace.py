@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from paceline.comm import Comm, TorchComm, pick_device
+from paceline.comm.launch import die_with_launcher
 from paceline.config import PLACES, Settings, resolve
 from paceline.errors import CheckpointError, ConfigError
 from paceline.events import SCHEMA, EventLog, events_path
@@ -69,6 +70,7 @@ def init(
         if name in explicit:
             explicit[name] = str(explicit[name])
     settings, sources = resolve(explicit, os.environ, Path.cwd())
+    die_with_launcher()
     chosen = pick_device(settings.device)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
