@@ -27,7 +27,7 @@ positive = st.floats(1e-4, 10.0, allow_nan=False)
 
 @st.composite
 def clusters(draw, workers=None):
-    n = draw(workers or st.integers(1, 7))
+    n = draw(st.integers(1, 7) if workers is None else workers)
     return Machines(
         tuple(draw(st.lists(st.floats(0, 0.5), min_size=n, max_size=n))),
         tuple(draw(st.lists(positive, min_size=n, max_size=n))),

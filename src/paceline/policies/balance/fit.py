@@ -58,7 +58,7 @@ class Fit:
         jump: relative error of a point above which the worker is taken to have changed.
     """
 
-    memory: float = 0.7
+    memory: float = 0.85
     prior_width: float = 0.5
     jump: float = 0.1
 

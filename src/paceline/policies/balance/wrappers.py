@@ -67,7 +67,7 @@ class DeadBand(_Holding):
         noise: how many standard errors of the slowest worker's time are added to it.
     """
 
-    gain: float = 0.01
+    gain: float = 0.005
     noise: float = 2.0
 
     def update(self, seen: Observation, state: HeldState) -> tuple[Decision, HeldState]:

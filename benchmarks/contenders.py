@@ -1,0 +1,116 @@
+"""Ways to train the digits net, each as an object that makes one step at a time.
+
+All live in the same four processes, so that blocks of their steps can alternate and share whatever else the machine does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.comm import TorchComm
+from paceline.config import Settings
+from paceline.lab.paced import Pacer
+from paceline.lab.scripts.digits import data, net
+from paceline.runtime.pace import Pace
+
+
+class Rows(torch.utils.data.Dataset):
+    """A dataset that hands out a whole batch at once, so that collating costs nobody anything."""
+
+    def __init__(self) -> None:
+        self.tensors = data()[0].tensors
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def __getitem__(self, index: int) -> Any:
+        return self.tensors[0][index], self.tensors[1][index]
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        chosen = torch.tensor(indices)
+        return self.tensors[0][chosen], self.tensors[1][chosen]
+
+
+def as_it_is(batch: Any) -> Any:
+    return batch
+
+
+class Ddp:
+    """Plain DistributedDataParallel: equal shares, or shares set by hand with the loss scaled to match."""
+
+    def __init__(self, pacer: Pacer, total: int, split: tuple[int, ...] | None) -> None:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        split = split or tuple(total // size for _ in range(size))
+        self._begin, self._end = sum(split[:rank]), sum(split[: rank + 1])
+        self._scale = split[rank] * size / total
+        self._total = total
+        self.model = DistributedDataParallel(net())
+        pacer.attach(self.model)
+        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        self._rows = Rows()
+        self._batches = self._forever()
+
+    def _forever(self) -> Iterator[Any]:
+        epoch = 0
+        while True:
+            order = torch.randperm(len(self._rows), generator=torch.Generator().manual_seed(epoch)).tolist()
+            epoch += 1
+            for start in range(0, len(order) - self._total + 1, self._total):
+                yield self._rows.__getitems__(order[start + self._begin : start + self._end])
+
+    def step(self) -> None:
+        x, y = next(self._batches)
+        (F.cross_entropy(self.model(x), y) * self._scale).backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    @property
+    def split(self) -> tuple[int, ...]:
+        return ()
+
+
+class Paceline:
+    """The same with paceline and a balance policy."""
+
+    def __init__(self, pacer: Pacer, total: int, balance: str) -> None:
+        device = torch.device("cpu")
+        self.pace = Pace(TorchComm(device, None, 60.0), Settings(balance=balance), device)
+        model = net()
+        self._optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        self.model = self.pace.wrap(model, self._optimizer)
+        pacer.attach(self.model)
+        self._loader = self.pace.loader(Rows(), total, drop_last=True, collate_fn=as_it_is)
+        self._batches = self._forever()
+
+    def _forever(self) -> Iterator[Any]:
+        while True:
+            yield from self._loader
+
+    def step(self) -> None:
+        x, y = next(self._batches)
+        F.cross_entropy(self.model(x), y).backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    @property
+    def split(self) -> tuple[int, ...]:
+        return self._loader.split
+
+    @property
+    def replans(self) -> list[int]:
+        return [plan.start for plan in self._loader.coordinator.book.plans]
+
+
+def make(name: str, pacer: Pacer, total: int, by_hand: tuple[int, ...]) -> Any:
+    """A contender by name."""
+    if name == "plain DDP":
+        return Ddp(pacer, total, None)
+    if name == "hand-tuned DDP":
+        return Ddp(pacer, total, by_hand)
+    return Paceline(pacer, total, name.removeprefix("paceline "))
