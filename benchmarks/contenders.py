@@ -23,8 +23,8 @@ from paceline.runtime.pace import Pace
 class Rows(torch.utils.data.Dataset):
     """A dataset that hands out a whole batch at once, so that collating costs nobody anything."""
 
-    def __init__(self) -> None:
-        self.tensors = data()[0].tensors
+    def __init__(self, repeat: int) -> None:
+        self.tensors = [tensor.repeat(repeat, *[1] * (tensor.dim() - 1)) for tensor in data()[0].tensors]
 
     def __len__(self) -> int:
         return len(self.tensors[0])
@@ -44,7 +44,7 @@ def as_it_is(batch: Any) -> Any:
 class Ddp:
     """Plain DistributedDataParallel: equal shares, or shares set by hand with the loss scaled to match."""
 
-    def __init__(self, pacer: Pacer, total: int, split: tuple[int, ...] | None) -> None:
+    def __init__(self, pacer: Pacer, total: int, repeat: int, split: tuple[int, ...] | None) -> None:
         rank, size = dist.get_rank(), dist.get_world_size()
         split = split or tuple(total // size for _ in range(size))
         self._begin, self._end = sum(split[:rank]), sum(split[: rank + 1])
@@ -53,7 +53,7 @@ class Ddp:
         self.model = DistributedDataParallel(net())
         pacer.attach(self.model)
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
-        self._rows = Rows()
+        self._rows = Rows(repeat)
         self._batches = self._forever()
 
     def _forever(self) -> Iterator[Any]:
@@ -78,14 +78,14 @@ class Ddp:
 class Paceline:
     """The same with paceline and a balance policy."""
 
-    def __init__(self, pacer: Pacer, total: int, balance: str) -> None:
+    def __init__(self, pacer: Pacer, total: int, repeat: int, balance: str) -> None:
         device = torch.device("cpu")
         self.pace = Pace(TorchComm(device, None, 60.0), Settings(balance=balance), device)
         model = net()
         self._optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         self.model = self.pace.wrap(model, self._optimizer)
         pacer.attach(self.model)
-        self._loader = self.pace.loader(Rows(), total, drop_last=True, collate_fn=as_it_is)
+        self._loader = self.pace.loader(Rows(repeat), total, drop_last=True, collate_fn=as_it_is)
         self._batches = self._forever()
 
     def _forever(self) -> Iterator[Any]:
@@ -102,15 +102,11 @@ class Paceline:
     def split(self) -> tuple[int, ...]:
         return self._loader.split
 
-    @property
-    def replans(self) -> list[int]:
-        return [plan.start for plan in self._loader.coordinator.book.plans]
 
-
-def make(name: str, pacer: Pacer, total: int, by_hand: tuple[int, ...]) -> Any:
+def make(name: str, pacer: Pacer, total: int, repeat: int, by_hand: tuple[int, ...]) -> Any:
     """A contender by name."""
     if name == "plain DDP":
-        return Ddp(pacer, total, None)
+        return Ddp(pacer, total, repeat, None)
     if name == "hand-tuned DDP":
-        return Ddp(pacer, total, by_hand)
-    return Paceline(pacer, total, name.removeprefix("paceline "))
+        return Ddp(pacer, total, repeat, by_hand)
+    return Paceline(pacer, total, repeat, name.removeprefix("paceline "))

@@ -25,6 +25,7 @@ class Case:
         blocks: how often each contender has its turn.
         block_steps: steps in a turn.
         warm_up: steps of each contender left out of the figures.
+        repeat: how many times the 1437 images make up the dataset, which sets the length of an epoch.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Case:
     blocks: int
     block_steps: int
     warm_up: int
+    repeat: int = 1
 
 
 class Quiet(Screen):

@@ -32,7 +32,7 @@ def main() -> None:
         name: Pacer(cluster, rank, out / f"pace-{number}-{rank}.jsonl")
         for number, name in enumerate(case["contenders"])
     }
-    contenders = {name: make(name, pacers[name], total, by_hand) for name in case["contenders"]}
+    contenders = {name: make(name, pacers[name], total, case["repeat"], by_hand) for name in case["contenders"]}
     times: dict[str, list[list[float]]] = {name: [] for name in contenders}  # per step: seconds, whether a block began
     splits: dict[str, list[list[int]]] = {name: [] for name in contenders}
     names = list(contenders)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -30,8 +31,10 @@ class Outcome:
     exit_code: int | None = None
 
 
-def _child(pipe, rank, size, port, env, fn, args):
+def _child(pipe, rank, size, port, env, timeout_s, fn, args):
     import torch
+
+    faulthandler.dump_traceback_later(0.8 * timeout_s)  # shows where a rank hangs
 
     os.environ.update(
         RANK=str(rank),
@@ -62,7 +65,7 @@ def outcomes(size: int, fn: Any, *args: Any, timeout_s: float = 60, env: dict[st
     children, pipes = [], []
     for rank in range(size):
         ours, theirs = CONTEXT.Pipe(duplex=False)
-        child = CONTEXT.Process(target=_child, args=(theirs, rank, size, store.port, env or {}, fn, args), daemon=False)
+        child = CONTEXT.Process(target=_child, args=(theirs, rank, size, store.port, env or {}, timeout_s, fn, args), daemon=False)
         child.start()
         theirs.close()
         children.append(child)

@@ -31,7 +31,7 @@ class Branchy(nn.Module):
 
 
 def loss_of(model, x, y):
-    return F.cross_entropy(model(x), y)
+    return F.cross_entropy(model(x.to(next(model.parameters()).dtype)), y)
 
 
 def plain(model, optimizer, scheduler, x, y):
@@ -58,6 +58,7 @@ CASES = {
     "adamw": (mlp, lambda p: torch.optim.AdamW(p, 1e-2, weight_decay=1e-2), plain, {}),
     "clipping": (mlp, lambda p: torch.optim.SGD(p, 0.5), clipped, {}),
     "scheduler": (mlp, lambda p: torch.optim.SGD(p, 0.1), scheduled, {}),
+    "double precision": (lambda: mlp().double(), lambda p: torch.optim.SGD(p, 0.1), plain, {}),
     "many buckets": (lambda: mlp(width=300), lambda p: torch.optim.SGD(p, 0.1), plain, {"bucket_cap_mb": 0.05}),
     "static graph": (mlp, lambda p: torch.optim.SGD(p, 0.1), plain, {"static_graph": True}),
     "gradient as bucket view": (mlp, lambda p: torch.optim.SGD(p, 0.1), plain, {"gradient_as_bucket_view": True}),

@@ -12,7 +12,7 @@ from torch import nn
 
 import paceline
 from paceline.errors import PacelineError
-from paceline.runtime.step import cut
+from paceline.runtime.batches import cut
 from tests import ranks
 from tests.nets import flat, mlp, points
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -23,6 +24,7 @@ SUM = "the gradient sum"
 TWO_HOP_BYTES = 2**20
 TWO_HOP_WORKERS = 64
 _BYE_S = 5.0
+_SETTLE_S = 0.1
 
 
 class _Work:
@@ -246,6 +248,9 @@ class TorchComm:
             except Exception:  # somebody failed and will say so; leaving is all that is left to do
                 pass
         if self._owns and dist.is_initialized():
+            # A gloo thread drops the tensors of its last operation after that has ended, and needs the interpreter lock for it.
+            # Destroying the group joins the thread while holding the lock: a deadlock, unless the drop has happened by then.
+            time.sleep(_SETTLE_S)
             dist.destroy_process_group()
 
 

@@ -11,6 +11,7 @@ import torch.utils.data
 
 from paceline.comm import Comm
 from paceline.errors import ConfigError
+from paceline.runtime.batches import to_device
 from paceline.runtime.handshake import agree
 from paceline.runtime.model import PacedModel
 
@@ -21,6 +22,7 @@ def evaluate(
     *,
     comm: Comm,
     model: PacedModel | None,
+    device: torch.device,
     split: tuple[int, ...],
     batch_size: int,
     **dataloader: Any,
@@ -35,6 +37,7 @@ def evaluate(
         dataset: map-style.
         comm: the door to the other workers.
         model: put into eval mode and back.
+        device: where batches are moved.
         split: a division of len(dataset) over the workers.
         batch_size: samples per call of `fn` on one worker.
         dataloader: further arguments of DataLoader.
@@ -64,7 +67,7 @@ def evaluate(
                     mine, batch_size=batch_size, generator=torch.Generator(), **dataloader
                 )
                 for number, batch in enumerate(loader):
-                    for name, value in fn(batch).items():
+                    for name, value in fn(to_device(batch, device)).items():
                         sums[name] = sums.get(name, 0.0) + float(value)
                     count += min(batch_size, len(mine) - number * batch_size)
     finally:

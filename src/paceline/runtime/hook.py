@@ -17,6 +17,7 @@ import torch
 
 from paceline.comm import EXCHANGING, Comm
 from paceline.errors import PacelineError
+from paceline.runtime.batches import each_tensor
 from paceline.runtime.meter import Meter
 
 SMALL = (torch.float16, torch.bfloat16)
@@ -43,6 +44,7 @@ class WeightedSum:
         self.meter = meter or Meter()
         self.step = -1
         self.samples = 0
+        self.at_outputs = False
         self._current = 1.0 / comm.size
         self._held: list[float] = []
         self._under_way: list[tuple[Any, torch.futures.Future[torch.Tensor], torch.Tensor, torch.Tensor]] = []
@@ -61,6 +63,21 @@ class WeightedSum:
         if torch.is_grad_enabled() and not ddp.require_backward_grad_sync:
             self._held.append(self._current)  # inside no_sync: sent later, together with others
 
+    def scale_outputs(self, outputs: Any) -> Any:
+        """Weight the gradient where it enters the model instead of where it leaves.
+
+        Layers that mix workers in backward (SyncBatchNorm) need gradients that are weighted already. The sum is then
+        the plain mean of gradients of n * w_i times each worker's loss.
+        """
+        factor = self._current * self.comm.size
+
+        def scale(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.requires_grad:
+                tensor.register_hook(lambda gradient: gradient * factor)
+            return tensor
+
+        return each_tensor(outputs, scale)
+
     def release(self) -> None:
         """Forget accumulated weights: somebody else takes care that they are equal."""
         self._held.clear()
@@ -71,6 +88,8 @@ class WeightedSum:
 
         Gradients accumulated over several batches are sent once, with one weight, so the weights must be equal.
         """
+        if self.at_outputs:
+            return 1.0 / self.comm.size
         if any(weight != self._current for weight in self._held):
             shares = sorted({*self._held, self._current})
             raise PacelineError(
@@ -86,7 +105,7 @@ class WeightedSum:
         if weight == 0.0:
             buffer.zero_()  # not a multiplication: an idle worker's NaN must not spread
         else:
-            self.meter.norm(torch.linalg.vector_norm(buffer, dtype=torch.float32))
+            self.meter.norm(torch.linalg.vector_norm(buffer, dtype=torch.float32 if buffer.dtype in SMALL else None))
             buffer.mul_(weight)
         wire = buffer.float() if buffer.dtype in SMALL else buffer
         on_cuda = buffer.device.type == "cuda"

@@ -14,6 +14,7 @@ from paceline.config import Settings
 from paceline.errors import CheckpointError, ConfigError
 from paceline.events import EventLog
 from paceline.runtime import order as orders
+from paceline.runtime.batches import to_device
 from paceline.runtime.coordinator import Coordinator
 from paceline.runtime.handshake import agree, fingerprint
 from paceline.runtime.hook import WeightedSum
@@ -44,6 +45,7 @@ class Loader:
         total: WeightedSum,
         meter: Meter,
         log: EventLog,
+        device: torch.device,
         shuffle: bool = True,
         sampler: Any = None,
         drop_last: bool = False,
@@ -58,6 +60,7 @@ class Loader:
         else:
             order = orders.Shuffled(length, settings.seed) if shuffle else orders.Sequential(length)
         self._comm, self._total, self._meter, self._log = comm, total, meter, log
+        self._device = device
         self._order, self._own_order = order, sampler is not None
         self.batch_size = batch_size
         horizon = num_workers * (prefetch_factor or 2)
@@ -189,7 +192,7 @@ class Loader:
 
     def _fetch(self, batches: Iterator[Any], cursor: Cursor) -> Any:
         try:
-            return next(batches)
+            return to_device(next(batches), self._device)
         except StopIteration:
             raise AssertionError(f"the data ended before step {cursor.step} of epoch {cursor.epoch}") from None
         except Exception as error:

@@ -28,6 +28,7 @@ class PacedModel(DistributedDataParallel):
         super().__init__(module, process_group=comm.group(), **ddp)
         self._paceline_comm, self._paceline_total = comm, total
         total.attach(self)
+        total.at_outputs = any(isinstance(part, torch.nn.SyncBatchNorm) for part in module.modules())
         # After its first backward DDP lays its buckets out anew, by the order in which gradients became ready, and where a
         # value lies in a bucket decides in which order the backend sums it. A resume needs that order for the same bits.
         self.gradient_order: list[int] = []
@@ -62,11 +63,14 @@ class PacedModel(DistributedDataParallel):
         """The model's forward; buffers are broadcast first, as DistributedDataParallel does."""
         try:
             with self._paceline_comm.naming("the broadcast of buffers before forward"):
-                return super().forward(*inputs, **kwargs)
+                outputs = super().forward(*inputs, **kwargs)
         except Exception as error:
             if is_out_of_memory(error):
                 explain(error, self._paceline_comm.rank, self._paceline_total)
             raise
+        if self._paceline_total.at_outputs and torch.is_grad_enabled():
+            return self._paceline_total.scale_outputs(outputs)
+        return outputs
 
 
 def wrap(model: torch.nn.Module, comm: Comm, total: WeightedSum, device: torch.device, **ddp: Any) -> PacedModel:

@@ -23,6 +23,7 @@ from paceline.errors import CheckpointError, ConfigError
 from paceline.events import SCHEMA, EventLog, events_path
 from paceline.policies.balance import AnyBalance
 from paceline.runtime import checkpoint, randomness
+from paceline.runtime.batches import num_samples
 from paceline.runtime.evaluate import evaluate
 from paceline.runtime.handshake import agree
 from paceline.runtime.hook import WeightedSum
@@ -182,7 +183,7 @@ class Pace:
         prefetch_factor: int | None = None,
         **dataloader: Any,
     ) -> Loader:
-        """This worker's share of each global batch, following its speed.
+        """This worker's share of each global batch, following its speed, on `pace.device`.
 
         Args:
             dataset: map-style, the whole of it, the same on every worker.
@@ -207,6 +208,7 @@ class Pace:
             total=self._total,
             meter=self._meter,
             log=self._log,
+            device=self.device,
             shuffle=shuffle,
             sampler=sampler,
             drop_last=drop_last,
@@ -233,7 +235,7 @@ class Pace:
             raise ConfigError("pace.step needs a wrapped model: call pace.wrap(model, optimizer) first")
         if self._runner is None:
             self._runner = StepRunner(self._model, self._total, self._recovered)
-        return self._runner.run(fn, batch, self._total.samples or _num_samples(batch))
+        return self._runner.run(fn, batch, self._total.samples or num_samples(batch))
 
     def _recovered(self, samples: int, fits: int, micro_batches: int) -> None:
         if self._loader is not None:
@@ -266,7 +268,14 @@ class Pace:
 
             split = Equal().split(length, limits, Equal().init(self.size))
         totals = evaluate(
-            fn, dataset, comm=self.comm, model=self._model, split=split, batch_size=batch_size, **dataloader
+            fn,
+            dataset,
+            comm=self.comm,
+            model=self._model,
+            device=self.device,
+            split=split,
+            batch_size=batch_size,
+            **dataloader,
         )
         self._log.write("evaluate", step=self._loader.step if self._loader else 0, **totals)
         return totals
@@ -421,18 +430,6 @@ class Pace:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         self._failed = self._failed or error is not None
         self.close()
-
-
-def _num_samples(batch: Any) -> int:
-    """The length of the first tensor in a batch."""
-    if isinstance(batch, torch.Tensor):
-        return int(batch.shape[0])
-    items = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
-    for item in items:
-        found = _num_samples(item)
-        if found:
-            return found
-    return 0
 
 
 def _versions() -> dict[str, str]:

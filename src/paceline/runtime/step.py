@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import PacelineError
+from paceline.runtime.batches import cut
 from paceline.runtime.hook import WeightedSum
 from paceline.runtime.memory import explain, is_out_of_memory
 from paceline.runtime.model import PacedModel
@@ -146,27 +146,3 @@ def _bucketed(parameters: list[torch.Tensor]) -> list[list[torch.Tensor]]:
         buckets[-1].append(parameter)
         size += parameter.numel() * parameter.element_size()
     return buckets
-
-
-def cut(batch: Any, begin: int, end: int, samples: int) -> Any:
-    """Samples begin .. end - 1 of a batch of tensors, lists, tuples and dicts of them."""
-    if begin == 0 and end == samples:
-        return batch
-    if isinstance(batch, torch.Tensor):
-        if batch.dim() and batch.shape[0] == samples:
-            return batch[begin:end]
-        raise PacelineError(
-            f"pace.step can cut a batch only along the first dimension of its tensors: expected {samples} there, got a "
-            f"tensor of shape {tuple(batch.shape)}"
-        )
-    if isinstance(batch, dict):
-        return {name: cut(value, begin, end, samples) for name, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(cut(value, begin, end, samples) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        if len(batch) == samples and not any(isinstance(item, torch.Tensor) and item.dim() for item in batch):
-            return batch[begin:end]
-        return type(batch)(cut(value, begin, end, samples) for value in batch)
-    raise PacelineError(
-        f"pace.step can cut tensors, lists, tuples and dicts into micro-batches, got {type(batch).__name__}"
-    )

@@ -30,12 +30,12 @@ def main() -> None:
 
     def correct(batch: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         x, y = batch
-        return {"correct": (model(x.to(pace.device)).argmax(1) == y.to(pace.device)).sum()}
+        return {"correct": (model(x).argmax(1) == y).sum()}
 
     marks, step = Marks(), 0
     while step < options.steps:
         for x, y in loader:
-            F.cross_entropy(model(x.to(pace.device)), y.to(pace.device)).backward()
+            F.cross_entropy(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
             step += 1

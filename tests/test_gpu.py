@@ -1,0 +1,210 @@
+"""The CUDA paths. Ranks share one GPU over gloo; skipped, with the reason, where there is no GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import paceline
+from tests import ranks
+from tests.nets import flat, mlp, points
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
+]
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(256, 10),
+    )
+
+
+def pictures(count=96):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(count, 3, 16, 16, generator=generator)
+    return torch.utils.data.TensorDataset(x, torch.randint(0, 10, (count,), generator=generator))
+
+
+def train(balance):
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    pace = paceline.init(balance=balance, timeout_s=60)
+    assert pace.device.type == "cuda"
+    model = mlp().double().to(pace.device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    model = pace.wrap(model, optimizer)
+    synchronise, allowed = torch.cuda.synchronize, True
+
+    def forbidden(*_):
+        assert allowed, "the loop must not synchronise with the device"
+        synchronise()
+
+    torch.cuda.synchronize = forbidden
+    loader = pace.loader(points(100), 24, pin_memory=True)
+    times = []
+    original = loader.coordinator._ask
+
+    def ask(*args):
+        times.extend(loader.coordinator._times)
+        original(*args)
+
+    loader.coordinator._ask = ask
+    allowed = False
+    for _ in range(4):
+        for x, y in loader:
+            assert x.device == pace.device
+            F.cross_entropy(model(x.double()), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    allowed = True
+    torch.cuda.synchronize = synchronise
+    return (
+        flat(model.module).cpu(),
+        [(t.data_wait_s, t.compute_s, t.comm_s, t.optimizer_s) for t in times],
+        pace.comm.backend,
+    )
+
+
+def test_exact_and_timed_without_synchronising():
+    alone, _, backend = ranks.run(1, train, "equal", timeout_s=100)[0]
+    assert "nccl" in backend
+    for balance in ("fixed:1,2,5", "affine"):
+        for result, times, shared_backend in ranks.run(3, train, balance, timeout_s=100):
+            assert shared_backend == "gloo"  # nccl refuses two ranks on one GPU
+            torch.testing.assert_close(result, alone, rtol=1e-9, atol=1e-10)
+            assert len(times) >= 12
+            assert all(value >= 0 for step in times for value in step)
+            assert sum(step[1] for step in times) > 0
+            assert sum(step[2] for step in times) > 0
+            assert sum(step[3] for step in times) > 0
+
+
+def amp(balance):
+    pace = paceline.init(balance=balance, timeout_s=60)
+    model = net().to(pace.device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    model = pace.wrap(model, optimizer)
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**14)
+    losses = []
+    loader = pace.loader(pictures(), 48, pin_memory=True)
+    for epoch in range(4):
+        for number, (x, y) in enumerate(loader):
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = F.cross_entropy(model(x), y)
+            if epoch == 1 and number == 0 and pace.rank == 0:
+                loss = loss * float("inf")
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            losses.append(float(loss))
+    return flat(model.module).cpu(), scaler.get_scale(), losses
+
+
+def test_fp16_with_grad_scaler():
+    results = ranks.run(2, amp, "fixed:1,3", timeout_s=100)
+    assert all(torch.isfinite(result[0]).all() for result in results)
+    assert torch.equal(results[0][0], results[1][0])
+    assert results[0][1] == results[1][1] == 2.0**13  # one overflow, seen by both
+    assert results[1][2][-1] < results[1][2][0]
+
+
+def sync_batch_norm(balance, convert):
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    pace = paceline.init(balance=balance, timeout_s=60)
+    model = net().double()
+    if convert:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    model = model.to(pace.device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    model = pace.wrap(model, optimizer)
+    for x, y in pace.loader(pictures(96), 48):
+        F.cross_entropy(model(x.double()), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return flat(model.module).cpu(), model.module[1].running_mean.cpu()
+
+
+def test_sync_batch_norm_on_unequal_shares_is_one_batch_norm_on_the_joined_batch():
+    weights, mean = ranks.run(1, sync_batch_norm, "equal", False, timeout_s=100)[0]
+    for result, their_mean in ranks.run(2, sync_batch_norm, "fixed:1,3", True, timeout_s=100):
+        torch.testing.assert_close(their_mean, mean, rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(result, weights, rtol=1e-6, atol=1e-8)
+
+
+class Wide(nn.Module):
+    """Needs 256 MB for every sample, for a moment."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(8, 64), nn.Linear(64, 3)
+
+    def forward(self, x):
+        h = torch.tanh(self.a(x))
+        wide = h.unsqueeze(2).expand(-1, -1, 2**20) * 1.0
+        return self.b(h + 0 * wide.mean(2))
+
+
+def out_of_memory(limited):
+    pace = paceline.init(balance="equal", timeout_s=60, replan_every=1)
+    if limited and pace.rank == 1:
+        whole = torch.cuda.get_device_properties(pace.device).total_memory
+        torch.cuda.set_per_process_memory_fraction(5.5 * 2**30 / whole, pace.device)
+    model = Wide().to(pace.device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model = pace.wrap(model, optimizer)
+    samples = []
+    loader = pace.loader(points(64), 16)
+    for _ in range(2):
+        for x, y in loader:
+            samples.append(pace._total.samples)
+            pace.step(lambda batch: F.cross_entropy(model(batch[0]), batch[1]), (x, y))
+            optimizer.step()
+            optimizer.zero_grad()
+    return flat(model.module).cpu(), samples
+
+
+def test_out_of_memory_is_recovered_and_learned():
+    free = ranks.run(2, out_of_memory, False, timeout_s=100)
+    short = ranks.run(2, out_of_memory, True, timeout_s=100)
+    for rank in range(2):
+        torch.testing.assert_close(short[rank][0], free[rank][0], rtol=1e-4, atol=1e-5)
+    assert short[1][1][0] == 8
+    assert short[1][1][-1] < 8
+    assert short[0][1][-1] > 8
+
+
+def save_and_resume(path, resume):
+    torch.backends.cudnn.deterministic = True
+    pace = paceline.init(balance="fixed:1,2", timeout_s=60)
+    model = net().to(pace.device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    model = pace.wrap(model, optimizer)
+    loader = pace.loader(pictures(96), 32)
+    if resume:
+        pace.load(path)
+    for _ in range(loader.epoch, 2):
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if not resume and loader.step == 2:
+                pace.save(path)
+    return flat(model.module).cpu()
+
+
+def test_resume_on_cuda(tmp_path):
+    path = str(tmp_path / "c.ckpt")
+    whole = ranks.run(2, save_and_resume, path, False, timeout_s=100)
+    resumed = ranks.run(2, save_and_resume, path, True, timeout_s=100)
+    torch.testing.assert_close(resumed[0], whole[0], rtol=1e-4, atol=1e-5)
