@@ -65,7 +65,9 @@ def outcomes(size: int, fn: Any, *args: Any, timeout_s: float = 60, env: dict[st
     children, pipes = [], []
     for rank in range(size):
         ours, theirs = CONTEXT.Pipe(duplex=False)
-        child = CONTEXT.Process(target=_child, args=(theirs, rank, size, store.port, env or {}, timeout_s, fn, args), daemon=False)
+        child = CONTEXT.Process(
+            target=_child, args=(theirs, rank, size, store.port, env or {}, timeout_s, fn, args), daemon=False
+        )
         child.start()
         theirs.close()
         children.append(child)

@@ -68,3 +68,14 @@ def test_readme_shows_the_diff_and_its_example_runs(tmp_path):
     (tmp_path / "readme.py").write_text(example)
     assert len(example.splitlines()) <= 22
     run("run", "--nproc", 2, "readme.py", cwd=tmp_path)
+
+
+def test_figures_in_the_readme_are_the_records():
+    readme = (ROOT / "README.md").read_text()
+    (name,) = set(re.findall(r"benchmarks/records/([\w-]+)/table.md", readme))
+    record = (ROOT / "benchmarks" / "records" / name / "table.md").read_text().splitlines()
+    shown = [
+        line for line in readme.split("## How fast")[1].split("## Promises")[0].splitlines() if line.startswith("|")
+    ]
+    assert len(shown) >= 12
+    assert [line for line in shown if line not in record] == []

@@ -63,13 +63,13 @@ def train(where, limited, handed_over, bucket_bytes=None):
     if bucket_bytes is not None:
         step_module.BUCKET_BYTES = bucket_bytes
     pace = paceline.init(balance="equal", timeout_s=40, replan_every=1)
-    model = Net(32, where)
+    model = Net(16, where)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     model = pace.wrap(model, optimizer)
     loader = pace.loader(points(96), 32)
     if limited and pace.rank == 1:
         time.sleep(0.5)
-        limit_memory(450)  # 16 samples of 32 MB do not fit, 8 do
+        limit_memory(240)  # 16 samples of 16 MB do not fit, 8 do
     splits, losses = [], []
     for _ in range(2):
         for x, y in loader:

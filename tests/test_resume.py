@@ -107,8 +107,7 @@ def sequence(path, batches, *, resume, save):
     return out, epoch_at_start, flat(model.module)
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2), (2, 2)])
-@pytest.mark.parametrize("at", [3, 7])  # in mid-epoch, and exactly at its end
+@pytest.mark.parametrize(("before", "after", "at"), [(1, 3, 3), (3, 2, 5), (2, 3, 7)])  # 7 is exactly an epoch's end
 def test_resume_on_another_number_of_workers(tmp_path, before, after, at):
     from functools import partial
 

@@ -85,7 +85,8 @@ class Coordinator:
             rows = self._under_way.wait().numpy()
             self._under_way = None
             self._decide(rows, step)
-        if step > self._last_ask and (ends_epoch or step % self._every == 0):
+        waited = step - self._last_ask
+        if waited >= self._every or (waited and ends_epoch and self._policy.per_epoch):
             self._ask(step, epoch, ends_epoch)
 
     def _ask(self, step: int, epoch: int, ends_epoch: bool) -> None:

@@ -113,7 +113,7 @@ class Pace:
         shared = {name: value for name, value in settings.plain().items() if name not in PLACES}
         versions = _versions()
         agree(comm, "settings", shared)
-        agree(comm, "versions", {name: versions[name] for name in ("paceline",)})
+        others = agree(comm, "version of paceline", {"paceline": versions["paceline"], "_all": versions})
         if settings.run_dir is not None:
             self._log = EventLog(events_path(Path(settings.run_dir), comm.rank))
         self._log.write(
@@ -129,6 +129,9 @@ class Pace:
             config=settings.plain(),
             sources=dict(sources or {}),
         )
+        for rank, other in enumerate(others):
+            if other["_all"] != versions:
+                self._log.write("note", text=f"worker {rank} runs other versions: {other['_all']}")
 
     @property
     def rank(self) -> int:

@@ -46,6 +46,7 @@ class Affine:
     fit: Fit = field(default_factory=Fit)
     name: str = "affine"
     weighting: Weighting = "share"
+    per_epoch: bool = False
 
     def init(self, num_workers: int) -> Lines:
         """No line known: equal shares."""
@@ -55,9 +56,10 @@ class Affine:
         """Refit every line with the window's point, then solve for the split."""
         state = self.fit.update(state, np.array(seen.samples), np.array(seen.busy_s), np.array(seen.noise_s))
         split = self.split(seen.total, seen.limits, state)
-        times = _times(split, state)
+        batches = np.array(split)
+        times = _times(batches, state)
         slowest = int(np.argmax(times))
-        busy = times[np.array(split) > 0]
+        busy = times[batches > 0]
         reason = (
             f"workers predicted within {1 - busy.min() / busy.max():.0%} of each other; slowest is worker "
             f"{slowest}: {state.fixed_s[slowest] * 1e3:.1f} ms + {state.slope_s[slowest] * 1e3:.3f} ms/sample "
@@ -78,7 +80,7 @@ class Affine:
         """Slowest worker's time on its line, and the standard error of that worker's mean time."""
         if not state.weight.any():
             return None
-        times = _times(split, state)
+        times = _times(np.array(split), state)
         slowest = int(np.argmax(times))
         weight = float(state.weight[slowest])
         return float(times[slowest]), float(state.noise_s[slowest]) / weight**0.5 if weight else 0.0
@@ -94,7 +96,7 @@ def _usable(state: Lines) -> tuple[Floats, Floats]:
     return np.where(known, fixed, fixed[known].max()), np.where(known, slope, slope[known].max())
 
 
-def _times(split: tuple[int, ...], state: Lines) -> Floats:
+def _times(split: Ints, state: Lines) -> Floats:
     fixed, slope = _usable(state)
-    times: Floats = fixed + slope * np.array(split)
+    times: Floats = fixed + slope * split
     return times

@@ -26,6 +26,7 @@ class Equal:
 
     name: str = "equal"
     weighting: Weighting = "share"
+    per_epoch: bool = False
 
     def init(self, num_workers: int) -> EqualState:
         """Nothing to learn."""

@@ -75,7 +75,8 @@ class Fit:
         new_b, new_t = lines.mean_b + share * db, lines.mean_t + share * dt
         new_bb = self.memory * lines.s_bb + kept * db * db
         new_bt = self.memory * lines.s_bt + kept * db * dt
-        new_noise = np.where(noise > 0, self.memory * noise + (1 - self.memory) * noise_s, noise_s)
+        blended = np.where(noise > 0, self.memory * noise + (1 - self.memory) * noise_s, noise_s)
+        new_noise = np.where(noise_s > 0, blended, noise)  # 0: too few steps to tell
 
         with np.errstate(divide="ignore", invalid="ignore"):
             k = np.where(known, (new_noise / (self.prior_width * slope)) ** 2, 0.0)
@@ -104,5 +105,5 @@ class Fit:
             mean_t=pick(t, new_t, lines.mean_t),
             s_bb=pick(0.0, new_bb, lines.s_bb),
             s_bt=pick(0.0, new_bt, lines.s_bt),
-            noise_s=pick(noise_s, new_noise, noise),
+            noise_s=pick(new_noise, new_noise, noise),
         )

@@ -26,6 +26,7 @@ class Fixed:
     shares: tuple[float, ...]
     name: str = "fixed"
     weighting: Weighting = "share"
+    per_epoch: bool = False
 
     def __post_init__(self) -> None:
         for share in self.shares:

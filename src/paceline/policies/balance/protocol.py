@@ -27,6 +27,11 @@ class Balance(Protocol[S]):
         """How gradients are summed: `share` (b_i / B, exact) or `mean` (1 / n, as `dp` prints it)."""
         ...
 
+    @property
+    def per_epoch(self) -> bool:
+        """Whether it decides at the end of epochs; others see full windows only."""
+        ...
+
     def init(self, num_workers: int) -> S:
         """State before anything was seen."""
         ...

@@ -44,6 +44,7 @@ class EpochRule:
     name: str
     weighting: Weighting
     clock: Literal["wall", "compute"]
+    per_epoch: bool = True
 
     def init(self, num_workers: int) -> RuleState:
         """Equal shares for the first epoch."""

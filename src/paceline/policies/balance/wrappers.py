@@ -24,7 +24,7 @@ class HeldState:
 
 @dataclass(frozen=True, slots=True)
 class _Around:
-    """Shared by all wrappers: name and weighting are the inner policy's."""
+    """Shared by all wrappers: name, weighting and rhythm are the inner policy's."""
 
     inner: AnyBalance
 
@@ -37,6 +37,11 @@ class _Around:
     def weighting(self) -> Weighting:
         """The inner policy's weighting."""
         return self.inner.weighting
+
+    @property
+    def per_epoch(self) -> bool:
+        """The inner policy's rhythm."""
+        return self.inner.per_epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +81,16 @@ class DeadBand(_Holding):
         current = self.inner.split(seen.total, seen.limits, state.held)
         if decision.split == current:
             return decision, HeldState(live, state.held, state.last_step)
-        now, then = self.inner.predict_s(current, live), self.inner.predict_s(decision.split, live)
-        if now is None or then is None:
+        now, then_s = self.inner.predict_s(current, live), decision.predicted_s
+        if now is None or then_s is None:
             return decision, HeldState(live, live, seen.step)
-        gain = 1.0 - then[0] / now[0]
+        gain = 1.0 - then_s / now[0]
         need = self.gain + self.noise * now[1] / now[0]
         if gain <= need:
             reason = f"kept: a change would gain {gain:.1%}, less than the {need:.1%} asked for"
             return Decision(current, reason, now[0]), HeldState(live, state.held, state.last_step)
         reason = f"gains {gain:.1%}: {decision.reason}"
-        return Decision(decision.split, reason, then[0]), HeldState(live, live, seen.step)
+        return Decision(decision.split, reason, then_s), HeldState(live, live, seen.step)
 
 
 @dataclass(frozen=True, slots=True)

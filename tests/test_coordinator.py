@@ -1,0 +1,139 @@
+"""The common decision, on the loopback double: no processes, scripted times, scripted faults."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paceline.comm import Fault, LoopbackWorld
+from paceline.errors import NonFiniteError, PeerLost
+from paceline.events import EventLog
+from paceline.policies.balance import policy
+from paceline.runtime.coordinator import Coordinator
+from paceline.runtime.meter import CpuClock, Meter, StepTimes
+from paceline.types import Limits
+from tests.test_comm import in_threads
+
+
+class Told:
+    """Stands in for a meter: hands out what it was given."""
+
+    def __init__(self):
+        self.ready = []
+
+    def take(self):
+        done, self.ready = self.ready, []
+        return done
+
+    def pending(self):
+        return []
+
+
+def workers(world, fixed, slope, steps, *, every=4, horizon=0, align=1, limits=None, poisoned=None, learned=None):
+    """Every worker of the world runs the same steps with times from its line; returns the plans each came to."""
+
+    def body(comm):
+        meter = Told()
+        coordinator = Coordinator(
+            comm,
+            policy("affine"),
+            limits or Limits.of(comm.size),
+            120,
+            every=every,
+            horizon=horizon,
+            log=EventLog(None),
+            meter=meter,
+            align=align,
+        )
+        used = []
+        for step in range(steps):
+            coordinator.turn(step, 0)
+            split = coordinator.book.at(step).cut(120)
+            used.append(split)
+            mine = split[comm.rank]
+            compute = fixed[comm.rank] + slope[comm.rank] * mine
+            finite = poisoned != (comm.rank, step)
+            meter.ready.append(StepTimes(step, mine, 0.0, compute, 0.01, 0.0, True, finite))
+            if learned and learned[0] == comm.rank and step == 5:
+                coordinator.learned_cap = learned[1]
+        return used
+
+    return in_threads(world, body)
+
+
+def test_everybody_decides_the_same_and_the_optimum_is_found():
+    plans = workers(LoopbackWorld(3), (0.02, 0.02, 0.02), (0.003, 0.0015, 0.001), 20)
+    assert plans[0] == plans[1] == plans[2]
+    assert plans[0][0] == (40, 40, 40)
+    assert plans[0][-1] == (20, 40, 60)
+    changes = [step for step in range(1, 20) if plans[0][step] != plans[0][step - 1]]
+    assert changes == [5, 9]  # asked at 4 and 8, answered a step later
+
+
+@pytest.mark.parametrize(("horizon", "align", "first"), [(6, 1, 11), (0, 4, 8), (6, 4, 12)])
+def test_a_plan_waits_for_batches_already_cut_and_for_the_optimizer_step(horizon, align, first):
+    plans = workers(LoopbackWorld(2), (0.0, 0.0), (0.003, 0.001), 24, horizon=horizon, align=align)
+    changes = [step for step in range(1, 24) if plans[0][step] != plans[0][step - 1]]
+    assert changes[0] == first
+
+
+def test_a_learned_cap_reaches_every_plan():
+    plans = workers(LoopbackWorld(2), (0.0, 0.0), (0.001, 0.001), 20, learned=(1, 25))
+    assert plans[0][-1] == plans[1][-1] == (95, 25)
+
+
+def test_learned_caps_that_leave_no_room_are_gone_over():
+    plans = workers(LoopbackWorld(2), (0.0, 0.0), (0.001, 0.001), 20, limits=Limits.of(2, cap=80), learned=(1, 25))
+    assert plans[0][-1] == (60, 60)
+
+
+def test_a_poisoned_step_is_named_by_all():
+    for error in workers(LoopbackWorld(3), (0.0,) * 3, (0.001,) * 3, 20, poisoned=(2, 6)):
+        assert isinstance(error, NonFiniteError)
+        assert "that of worker 2 was NaN or infinite at step 6" in str(error)
+
+
+def test_a_lost_worker_ends_the_decision_for_all():
+    world = LoopbackWorld(3, faults=[Fault(1, "gather", 1, "lose")])
+    out = workers(world, (0.0,) * 3, (0.001,) * 3, 20)
+    assert [type(error) for error in out] == [PeerLost] * 3
+    assert world.fired == world.faults
+
+
+def test_the_meter_keeps_the_four_times_apart():
+    moments = iter([0.0, 1.0, 3.0, 3.5, 3.75, 10.0, 11.0, 12.0])
+    meter = Meter(clock=CpuClock(lambda: next(moments)))
+    meter.fetch()
+    meter.batch(0, 8)
+    meter.ready()
+    meter.summed()
+    meter.updated()
+    (early,) = meter.pending()
+    meter.fetch()
+    meter.batch(1, 4, full=False)
+    meter.fetch()  # a micro-batch without a sum: all of it is compute
+    first, second = meter.take()
+    assert first == early
+    assert (first.data_wait_s, first.compute_s, first.comm_s, first.optimizer_s) == (1.0, 2.0, 0.5, 0.25)
+    assert first.busy_s == 3.25
+    assert (second.samples, second.full, second.compute_s, second.comm_s, second.optimizer_s) == (
+        4,
+        False,
+        1.0,
+        0.0,
+        0.0,
+    )
+    assert meter.take() == []
+
+
+def test_a_step_the_optimizer_skipped_is_not_poisoned():
+    meter = Meter()
+    for updated in (False, True):
+        meter.fetch()
+        meter.batch(0, 1)
+        meter.norm(torch.tensor(float("nan")))
+        meter.ready()
+        if updated:
+            meter.updated()
+    meter.fetch()
+    assert [times.finite for times in meter.take()] == [True, False]
