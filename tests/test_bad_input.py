@@ -134,6 +134,8 @@ def bad(what):
         pace.loader(points(5), 10, drop_last=True)
     elif what == "own batch_sampler":
         pace.loader(points(), 4, batch_sampler=[[0]])
+    elif what == "out of order":
+        pace.loader(points(), 4, in_order=False)
     elif what == "nothing to train":
         pace.wrap(nn.Linear(2, 2).requires_grad_(False), None)
     elif what == "no parameters":
@@ -168,6 +170,7 @@ def bad(what):
         ("zero batch", "batch_size is the global batch and must be a whole number, at least 1; got 0"),
         ("drop all", "batch_size=10 for 5 samples, which leaves no step at all"),
         ("own batch_sampler", "batch_sampler= cannot be given"),
+        ("out of order", "in_order=False cannot be given"),
         ("nothing to train", "at least one trainable parameter: Linear has none"),
         ("no parameters", "at least one trainable parameter: ReLU has none"),
         ("wrapped twice", "one model per pace"),

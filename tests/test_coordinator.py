@@ -28,6 +28,9 @@ class Told:
     def pending(self):
         return []
 
+    def clear(self):
+        self.ready = []
+
 
 def workers(world, fixed, slope, steps, *, every=4, horizon=0, align=1, limits=None, poisoned=None, learned=None):
     """Every worker of the world runs the same steps with times from its line; returns the plans each came to."""

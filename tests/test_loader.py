@@ -41,10 +41,11 @@ class Scripted:
 
     def __init__(self, rank, seed=0):
         self.random = random.Random(1000 * seed + rank)
+        self.scale = 1 + rank  # unlike on the whole, and noisy
         self.now = 0.0
 
     def mark(self):
-        self.now += self.random.uniform(0.01, 1.0)
+        self.now += self.scale * self.random.uniform(0.01, 1.0)
         return self.now
 
     def passed(self, mark):

@@ -43,6 +43,7 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.first, self.last = nn.Linear(8, 300), nn.Linear(300, 3)
+        self.register_buffer("count", torch.zeros(()))  # broadcast before forward, as batch-norm statistics are
         self.megabytes, self.where = megabytes, where
 
     def forward(self, x):

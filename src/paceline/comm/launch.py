@@ -86,7 +86,8 @@ def launch(job: Job, screen: Screen) -> None:
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **os.environ, **job.env}
+    threads = {"OMP_NUM_THREADS": "1"} if job.nproc > 1 else {}  # as torchrun does
+    environment = {**threads, "PYTHONUNBUFFERED": "1", **os.environ, **job.env}
     environment["PACELINE_LAUNCHER"] = str(os.getpid())
     before = dict(os.environ)
     os.environ.update(environment)

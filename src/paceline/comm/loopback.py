@@ -145,7 +145,7 @@ class LoopbackComm:
         call = self._enter("gather", row.clone())
         return _Later(lambda: torch.stack(self._world.take(self._rank, "gather", call)))
 
-    def gather_text(self, text: str) -> list[str]:
+    def gather_text(self, text: str, what: str = "an exchange of texts") -> list[str]:
         """Strings of all workers."""
         call = self._enter("gather_text", text)
         return self._world.take(self._rank, "gather_text", call)

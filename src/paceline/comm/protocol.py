@@ -46,8 +46,8 @@ class Comm(Protocol):
         """Start gathering one short float64 row from every worker, on a CPU group of its own."""
         ...
 
-    def gather_text(self, text: str) -> list[str]:
-        """One string from every worker, by rank."""
+    def gather_text(self, text: str, what: str = "an exchange of texts") -> list[str]:
+        """One string from every worker, by rank; `what` says in an error what it was for."""
         ...
 
     def broadcast_(self, tensors: list[torch.Tensor]) -> None:

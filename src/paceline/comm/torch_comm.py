@@ -178,12 +178,12 @@ class TorchComm:
             work = dist.all_gather(rows, row, group=self._control, async_op=True)
         return _Gathered(_Work(self, work, "the exchange of step times"), rows)
 
-    def gather_text(self, text: str) -> list[str]:
+    def gather_text(self, text: str, what: str = "an exchange of texts") -> list[str]:
         """One string from every worker, by rank."""
         if self._size == 1:
             return [text]
         data = torch.tensor(list(text.encode()), dtype=torch.uint8)
-        with self.naming("an exchange of settings"):
+        with self.naming(what):
             sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self._size)]
             dist.all_gather(sizes, torch.tensor([len(data)]), group=self._control)
             longest = max(int(size) for size in sizes)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import torch
@@ -14,8 +15,13 @@ def each_tensor(batch: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
     """The same batch with `fn` applied to every tensor; what is no tensor stays as it is."""
     if isinstance(batch, torch.Tensor):
         return fn(batch)
-    if isinstance(batch, dict):
+    if type(batch) is dict:
         return {name: each_tensor(value, fn) for name, value in batch.items()}
+    if isinstance(batch, MutableMapping):  # a subclass, or a class of its own, stays what it is
+        changed = copy.copy(batch)
+        for name, value in batch.items():
+            changed[name] = each_tensor(value, fn)
+        return changed
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(each_tensor(value, fn) for value in batch))
     if isinstance(batch, (list, tuple)):
@@ -27,6 +33,8 @@ def to_device(batch: Any, device: torch.device) -> Any:
     """The batch on `device`; pinned tensors travel while the program goes on."""
     if device.type == "cpu":
         return batch
+    if not isinstance(batch, torch.Tensor) and hasattr(batch, "to"):  # batch classes of other libraries know how
+        return batch.to(device)
     return each_tensor(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from paceline.comm import Comm, PendingGather
-from paceline.errors import DisagreementError, NonFiniteError
+from paceline.errors import ConfigError, DisagreementError, NonFiniteError
 from paceline.events import EventLog
 from paceline.policies.balance import AnyBalance
 from paceline.policies.balance.window import COLUMNS, observe
@@ -24,7 +24,7 @@ from paceline.runtime.plans import Plan, PlanBook
 from paceline.types import NO_CAP, Limits, from_plain, to_plain
 
 WARM_UP_STEPS = 1  # the first step pays for lazy initialisation and tells nothing about speed
-_HEAD = 3  # digest, learned cap, step of a non-finite gradient
+_HEAD = 5  # digest, learned cap, step of a non-finite gradient, step, epoch
 
 
 class Coordinator:
@@ -39,7 +39,7 @@ class Coordinator:
         horizon: how many steps ahead batches are cut, the most of any worker.
         log: where decisions go.
         meter: where step times come from.
-        align: plans start at multiples of this many steps (gradient accumulation).
+        align: plans start at multiples of this many steps in an epoch (gradient accumulation).
     """
 
     def __init__(
@@ -65,8 +65,14 @@ class Coordinator:
         self._asked: tuple[int, int, bool] = (0, 0, False)  # step, epoch, ends_epoch of the gather under way
         self._last_ask = 0
         self._poisoned_step = -1
+        self._epoch_start = 0
         self.learned_cap = NO_CAP
         self._log_plan(0, self.book.latest, "first plan: nothing measured yet", None, changed=True)
+
+    def begin_epoch(self, step: int) -> None:
+        """An epoch begins at `step`, and none of its batches is cut yet: the newest plan holds from there on."""
+        self._epoch_start = step
+        self.book.begin(step)
 
     def turn(self, step: int, epoch: int, *, ends_epoch: bool = False) -> None:
         """Between two steps: take in what has arrived, decide, and ask again if a window is full.
@@ -94,6 +100,7 @@ class Coordinator:
         row[0] = self.book.digest(self._total)
         row[1] = self.learned_cap
         row[2] = self._poisoned_step
+        row[3], row[4] = step, epoch
         recent = [times for times in self._times if times.full][-self._every :]
         for slot, times in enumerate(recent):
             begin = _HEAD + slot * len(COLUMNS)
@@ -107,6 +114,7 @@ class Coordinator:
         self._asked, self._last_ask = (step - 1, epoch, ends_epoch), step
 
     def _decide(self, rows: np.ndarray[Any, np.dtype[np.float64]], step: int) -> None:
+        self._check_place(rows[:, 3:5])
         self._check_digests(rows[:, 0])
         self._check_finite(rows[:, 2])
         self._limits = self._with_learned(rows[:, 1])
@@ -122,10 +130,21 @@ class Coordinator:
         current = self.book.latest
         changed = decision.split != current.cut(self._total) or current.limits != self._limits
         if changed:
-            start = -(-(step + self._horizon) // self._align) * self._align
+            ahead = step + self._horizon - self._epoch_start
+            start = self._epoch_start + -(-ahead // self._align) * self._align
             self.book.add(Plan(start, self._policy, self._state, self._limits))
             self.book.forget(step)
         self._log_plan(step, self.book.latest, decision.reason, decision.predicted_s, changed=changed)
+
+    def _check_place(self, places: np.ndarray[Any, np.dtype[np.float64]]) -> None:
+        found = [(int(step), int(epoch)) for step, epoch in places.tolist()]
+        common = Counter(found).most_common(1)[0][0]
+        for rank, (step, epoch) in enumerate(found):
+            if (step, epoch) != common:
+                raise DisagreementError(
+                    f"all workers must iterate over the loader alike: worker {rank} is at step {step} of epoch {epoch}, the "
+                    f"others are at step {common[0]} of epoch {common[1]}. Do not break, peek or loop on one worker alone"
+                )
 
     def _check_digests(self, digests: np.ndarray[Any, np.dtype[np.float64]]) -> None:
         if len(set(digests.tolist())) > 1:
@@ -148,17 +167,20 @@ class Coordinator:
 
     def _with_learned(self, caps: np.ndarray[Any, np.dtype[np.float64]]) -> Limits:
         """The user's limits, tightened by what out-of-memory errors have taught, as far as the batch still fits."""
-        learned = tuple(min(given, int(cap)) for given, cap in zip(self._given.cap, caps.tolist(), strict=True))
-        lower = tuple(min(pair) for pair in zip(self._given.lower, learned, strict=True))
-        limits = dataclasses.replace(self._given, cap=learned, lower=lower)
-        if limits.room < self._total:
+        limits = self._tightened([int(cap) for cap in caps.tolist()])
+        if limits is self._given and (caps < self._given.cap_array).any():
             self._log.write(
                 "note",
-                text=f"learned memory caps leave room for {limits.room} of {self._total} samples: workers go over them "
-                f"in micro-batches",
+                text=f"learned memory caps leave no room for {self._total} samples: workers go over them in micro-batches",
             )
-            return self._given
         return limits
+
+    def _tightened(self, caps: list[int]) -> Limits:
+        """The user's limits with lower caps, or as they are if the batch would not fit any more."""
+        cap = tuple(min(pair) for pair in zip(self._given.cap, caps, strict=True))
+        lower = tuple(min(pair) for pair in zip(self._given.lower, cap, strict=True))
+        limits = dataclasses.replace(self._given, cap=cap, lower=lower)
+        return limits if limits.room >= self._total else self._given
 
     def _log_plan(self, step: int, plan: Plan, reason: str, predicted_s: float | None, *, changed: bool) -> None:
         self._log.write(
@@ -212,6 +234,7 @@ class Coordinator:
             "under_way": kept,
             "asked": list(self._asked),
             "last_ask": self._last_ask,
+            "epoch_start": self._epoch_start,
         }
 
     def own_state(self) -> dict[str, Any]:
@@ -225,28 +248,32 @@ class Coordinator:
         Returns:
             A sentence if what was learned could not be taken over (another policy, another number of workers).
         """
-        if state["policy"] != self._policy.name or state["size"] != self._comm.size or own is None:
-            self._last_ask = step
-            self.book = PlanBook(Plan(0, self._policy, self._state, self._limits))
+        self._meter.clear()
+        self._times, self._under_way, self._poisoned_step, self._last_ask = [], None, -1, step
+        self._state = template = self._policy.init(self._comm.size)
+        self._epoch_start = state["epoch_start"]
+        try:
+            if state["policy"] != self._policy.name or state["size"] != self._comm.size or own is None:
+                raise ConfigError("another run")
+            learned = from_plain(template, state["state"])
+            plans = [
+                Plan(plan["start"], self._policy, from_plain(template, plan["state"]), self._tightened(plan["cap"]))
+                for plan in state["plans"]
+            ]
+        except ConfigError:
+            self.book = PlanBook(Plan(0, self._policy, self._state, self._given))
             return (
                 f"saved by {state['size']} workers under {state['policy']!r}, resumed by {self._comm.size} under "
                 f"{self._policy.name!r}: speeds are measured anew"
             )
-        template = self._policy.init(self._comm.size)
-        self._state = from_plain(template, state["state"])
-        plans = []
-        for saved in state["plans"]:
-            limits = dataclasses.replace(self._given, cap=tuple(saved["cap"]))
-            limits = dataclasses.replace(
-                limits, lower=tuple(min(p) for p in zip(limits.lower, limits.cap, strict=True))
-            )
-            plans.append(Plan(saved["start"], self._policy, from_plain(template, saved["state"]), limits))
+        self._state = learned
         self.book = PlanBook(plans[0])
         for plan in plans[1:]:
             self.book.add(plan)
         self._limits = self.book.latest.limits
         kept = state["under_way"]
-        self._under_way = None if kept is None else _Kept(torch.tensor(kept, dtype=torch.float64))
+        if kept is not None and len(kept[0]) == _HEAD + self._every * len(COLUMNS):
+            self._under_way = _Kept(torch.tensor(kept, dtype=torch.float64))
         asked_step, asked_epoch, ended = state["asked"]
         self._asked, self._last_ask = (asked_step, asked_epoch, bool(ended)), state["last_ask"]
         self._times = [StepTimes(**times) for times in own["times"]]

@@ -54,7 +54,7 @@ def evaluate(
     mine = torch.utils.data.Subset(dataset, range(begin, begin + split[comm.rank]))
     sums: dict[str, float] = {}
     count = 0
-    training = model is not None and model.training
+    modes = [(part, part.training) for part in model.modules()] if model is not None else []
     if model is not None:
         if model.broadcast_buffers:
             comm.broadcast_(list(model.module.buffers()))
@@ -72,7 +72,8 @@ def evaluate(
                     count += min(batch_size, len(mine) - number * batch_size)
     finally:
         if model is not None:
-            model.train(training)
+            for part, training in modes:  # one by one: a frozen part may be in eval mode all along
+                part.training = training
             model.require_forward_param_sync = True
     return _joined(comm, sums, count, len(dataset))
 

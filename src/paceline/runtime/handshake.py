@@ -27,7 +27,10 @@ def agree(comm: Comm, what: str, fields: dict[str, Any]) -> list[dict[str, Any]]
     Raises:
         DisagreementError: on every worker alike, naming the workers in the minority, the field and both values.
     """
-    everybody = [json.loads(text) for text in comm.gather_text(json.dumps(fields))]
+    everybody = [
+        json.loads(text)
+        for text in comm.gather_text(json.dumps(fields), f"comparing the {what}, which every worker must take part in")
+    ]
     for name in dict.fromkeys(name for one in everybody for name in one if not name.startswith("_")):
         values = [json.dumps(one.get(name)) for one in everybody]
         common = Counter(values).most_common(1)[0][0]

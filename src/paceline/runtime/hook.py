@@ -23,6 +23,19 @@ from paceline.runtime.meter import Meter
 SMALL = (torch.float16, torch.bfloat16)
 
 
+class _Scaled(torch.autograd.Function):
+    """The identity, with its gradient multiplied: what else hangs on the tensor is left alone."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, factor: float) -> torch.Tensor:
+        ctx.factor = factor
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0] * ctx.factor, None
+
+
 class WeightedSum:
     """State of the hook: this worker's weight, and the sums under way.
 
@@ -71,12 +84,19 @@ class WeightedSum:
         """
         factor = self._current * self.comm.size
 
-        def scale(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.requires_grad:
-                tensor.register_hook(lambda gradient: gradient * factor)
-            return tensor
+        found: list[bool] = []
 
-        return each_tensor(outputs, scale)
+        def scale(tensor: torch.Tensor) -> Any:
+            found.append(tensor.requires_grad)
+            return _Scaled.apply(tensor, factor) if tensor.requires_grad else tensor
+
+        scaled = each_tensor(outputs, scale)
+        if not any(found):
+            raise PacelineError(
+                f"with SyncBatchNorm the model must return tensors, or lists, tuples or dicts of them, to weight their "
+                f"gradients; got {type(outputs).__name__}"
+            )
+        return scaled
 
     def release(self) -> None:
         """Forget accumulated weights: somebody else takes care that they are equal."""

@@ -101,7 +101,7 @@ class Loader:
         )
         self._seed = settings.seed
         self._generator = torch.Generator()
-        self._left = False
+        self._left: Cursor | None = None
         self._loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
             dataset,
             batch_sampler=self._sampler,
@@ -136,14 +136,12 @@ class Loader:
 
     @property
     def sampler(self) -> PlanSampler:
-        """The batch sampler underneath; present so that `set_epoch` code written for DDP runs unchanged."""
+        """The batch sampler underneath; code written for DDP calls its `set_epoch`."""
         return self._sampler
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next iteration at the beginning of `epoch`, unless that very epoch is to be resumed."""
-        if epoch != self.epoch:
-            self._sampler.cursor = Cursor(epoch=epoch, step=self.step)
-            self._left = False
+        self._sampler.set_epoch(epoch)
 
     def __len__(self) -> int:
         """Steps in an epoch."""
@@ -203,19 +201,21 @@ class Loader:
             raise
 
     def _begin(self) -> None:
-        if self._left:  # the loop was left before the epoch's end: the next one begins
+        if self._left is self._sampler.cursor:  # the loop was left before the epoch's end: the next one begins
             self._sampler.cursor = Cursor(epoch=self.epoch + 1, step=self.step)
-            self._left = False
         cursor = self._sampler.cursor
         if self._own_order and cursor.epoch > self._order_agreed:
             agree(self._comm, "order of samples", {"order": orders.digest(self._order, cursor.epoch)})
             self._order_agreed = cursor.epoch
         mixed = hashlib.sha256(f"{self._seed} {cursor.epoch} {self._comm.rank}".encode()).digest()
         self._generator.manual_seed(int.from_bytes(mixed[:8], "little") % 2**63)
+        self._total.release()
+        if cursor.position == 0:
+            self.coordinator.begin_epoch(cursor.step)
         self._meter.fetch()
 
     def _end(self, cursor: Cursor, finished: bool) -> None:
-        self._left = not finished
+        self._left = None if finished else cursor
         if finished:
             self.coordinator.turn(cursor.step, cursor.epoch, ends_epoch=True)
             self._log.write("epoch", epoch=cursor.epoch, step=cursor.step, samples=cursor.position)
@@ -256,7 +256,6 @@ class Loader:
             )
         cursor = Cursor(epoch=epoch, position=position, step=state["step"])
         self._sampler.cursor = cursor
-        self._left = False
         note = self.coordinator.load(state["balance"], own, state["step"])
         if note:
             self._log.write("note", text=note)
@@ -288,7 +287,9 @@ def _checked_length(
         raise ConfigError(f"batch_size is the global batch and must be a whole number, at least 1; got {batch_size!r}")
     if accumulate < 1:
         raise ConfigError(f"accumulate must be at least 1, got {accumulate}")
-    for name in ("batch_sampler", "shuffle", "generator"):
+    if not dataloader.get("in_order", True):
+        raise ConfigError("in_order=False cannot be given: a batch's weight belongs to its place in the order")
+    for name in ("batch_sampler", "generator"):
         if name in dataloader:
             raise ConfigError(
                 f"pace.loader cuts the batches itself: {name}= cannot be given. Use sampler= for an order"

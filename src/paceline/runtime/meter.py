@@ -157,6 +157,11 @@ class Meter:
         """Forget the step under way (the loop was left)."""
         self._open, self._fetch = None, None
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self.drop()
+        self._waiting = []
+
     def take(self) -> list[StepTimes]:
         """The steps that are over and whose marks the device has passed, oldest first."""
         done = []

@@ -59,11 +59,15 @@ class PacedModel(DistributedDataParallel):
         for parameter in self._trainable:
             parameter.grad = None
 
+    def _sync_buffers(self) -> None:
+        """DDP's broadcast of buffers, with errors that name the missing."""
+        with self._paceline_comm.naming("the broadcast of buffers before forward"):
+            super()._sync_buffers()
+
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The model's forward; buffers are broadcast first, as DistributedDataParallel does."""
         try:
-            with self._paceline_comm.naming("the broadcast of buffers before forward"):
-                outputs = super().forward(*inputs, **kwargs)
+            outputs = super().forward(*inputs, **kwargs)
         except Exception as error:
             if is_out_of_memory(error):
                 explain(error, self._paceline_comm.rank, self._paceline_total)

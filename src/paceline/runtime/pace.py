@@ -22,6 +22,7 @@ from paceline.config import PLACES, Settings, resolve
 from paceline.errors import CheckpointError, ConfigError
 from paceline.events import SCHEMA, EventLog, events_path
 from paceline.policies.balance import AnyBalance
+from paceline.policies.balance.shares import split_by_shares
 from paceline.runtime import checkpoint, randomness
 from paceline.runtime.batches import num_samples
 from paceline.runtime.evaluate import evaluate
@@ -35,6 +36,7 @@ from paceline.runtime.step import StepRunner
 from paceline.types import Limits
 
 STATE_SCHEMA = 1
+SAVING = "saving, which every worker must take part in"
 
 
 def init(
@@ -105,7 +107,6 @@ class Pace:
         self._optimizer: torch.optim.Optimizer | None = None
         self._loader: Loader | None = None
         self._runner: StepRunner | None = None
-        self._pending_load: tuple[dict[str, Any], dict[str, Any] | None] | None = None
         self._hooks: list[Any] = []
         self._meter = meter or Meter(device)
         self._total = WeightedSum(comm, self._meter)
@@ -147,11 +148,6 @@ class Pace:
     def is_main(self) -> bool:
         """Whether this is worker 0, the one that prints."""
         return self.comm.rank == 0
-
-    @property
-    def loaders_epoch(self) -> int:
-        """The epoch the loader stands in (0 before there is one)."""
-        return self._loader.epoch if self._loader is not None else 0
 
     def wrap(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, **ddp: Any) -> PacedModel:
         """DistributedDataParallel with gradients summed by share; the loop around it stays as it is.
@@ -261,15 +257,10 @@ class Pace:
         Returns:
             The sums, and `count` == len(dataset).
         """
-        limits = Limits.of(self.size)
-        length = len(dataset)
+        shares = (1.0,) * self.size
         if self._loader is not None:
-            plan = self._loader.coordinator.book.at(self._loader.step)
-            split = plan.policy.split(length, limits, plan.state)
-        else:
-            from paceline.policies.balance import Equal
-
-            split = Equal().split(length, limits, Equal().init(self.size))
+            shares = tuple(max(float(samples), 0.5) for samples in self._loader.split)
+        split = split_by_shares(shares, len(dataset), Limits.of(self.size))
         totals = evaluate(
             fn,
             dataset,
@@ -299,7 +290,7 @@ class Pace:
             "layout": list(self._model.gradient_order) if self._model is not None else [],
             "optimizer": self._optimizer.state_dict() if self._optimizer is not None else None,
             "loader": self._loader.state_dict() if self._loader is not None else None,
-            "own": self.comm.gather_text(json.dumps(own)),
+            "own": self.comm.gather_text(json.dumps(own), SAVING),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -360,7 +351,7 @@ class Pace:
                 checkpoint.write(Path(path), state)
             except CheckpointError as error:
                 problem = str(error)
-        problems = [text for text in self.comm.gather_text(problem) if text]
+        problems = [text for text in self.comm.gather_text(problem, SAVING) if text]
         if problems:
             raise CheckpointError(f"not saved: {problems[0]}")
         self._log.write("state", action="saved", path=str(path), step=self._loader.step if self._loader else 0, note="")
@@ -383,7 +374,7 @@ class Pace:
             state = checkpoint.read(Path(path))
         except CheckpointError as error:
             problem = str(error)
-        for rank, text in enumerate(self.comm.gather_text(problem)):
+        for rank, text in enumerate(self.comm.gather_text(problem, "loading, which every worker must take part in")):
             if text:
                 raise CheckpointError(f"worker {rank}: {text}")
         found: dict[str, Any] = state["extra"]

@@ -6,6 +6,7 @@ worker keeps the same book and cuts a step's batch by the newest plan that had s
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass, field
@@ -73,6 +74,12 @@ class PlanBook:
             if plan.start <= step:
                 return plan
         raise AssertionError(f"no plan for step {step}: the oldest starts at {self.plans[0].start}")
+
+    def begin(self, step: int) -> None:
+        """Nothing from `step` on is cut yet: the newest plan holds from there at the latest."""
+        latest = self.latest
+        if latest.start > step:
+            self.add(dataclasses.replace(latest, start=step))
 
     def forget(self, step: int) -> None:
         """Steps before `step` will not be asked for again."""

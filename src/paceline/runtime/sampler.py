@@ -53,6 +53,11 @@ class PlanSampler(torch.utils.data.Sampler[list[int]]):
         self.cursor = Cursor()
         self.next_step = 0
 
+    def set_epoch(self, epoch: int) -> None:
+        """Start the next iteration at the beginning of `epoch`, unless that very epoch is under way."""
+        if epoch != self.cursor.epoch:
+            self.cursor = Cursor(epoch=epoch, step=self.cursor.step)
+
     def end(self, epoch: int) -> int:
         """How many samples of the epoch are used."""
         length = self._order.length(epoch)

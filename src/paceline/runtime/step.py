@@ -53,7 +53,10 @@ class StepRunner:
             samples: how many samples `batch` holds.
         """
         self._sent = []
-        self._model.require_forward_param_sync = True
+        # Once here, not in forward: a forward that runs out of memory is repeated, the broadcast must not be.
+        if self._model.broadcast_buffers:
+            self._total.comm.broadcast_(list(self._model.module.buffers()))
+        self._model.require_forward_param_sync = False
         micro = min(samples, self.fits or samples)
         failed_at = 0
         while True:
@@ -72,6 +75,7 @@ class StepRunner:
             self.fits = micro
             self._recovered(samples, micro, -(-samples // micro))
         self._collect()
+        self._model.require_forward_param_sync = True
         return loss
 
     def _attempt(
@@ -88,7 +92,6 @@ class StepRunner:
                     self._sending = begin + micro >= samples
                     self._missing = [len(bucket) for bucket in self._buckets]
                     part_loss = fn(part) * (min(micro, samples - begin) / samples)
-                    self._model.require_forward_param_sync = False
                     part_loss.backward()
                     loss += part_loss.detach()
         except Exception as error:
