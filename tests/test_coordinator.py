@@ -140,3 +140,21 @@ def test_a_step_the_optimizer_skipped_is_not_poisoned():
             meter.updated()
     meter.fetch()
     assert [times.finite for times in meter.take()] == [True, False]
+
+
+def test_a_short_last_batch_alone_still_ends_the_epoch():
+    """The window after the last full one holds nothing but the epoch's short batch: a per-epoch policy must hear of the end."""
+    from paceline.policies.balance import DBS
+
+    def body(comm):
+        meter = Told()
+        coordinator = Coordinator(comm, DBS, Limits.of(2), 120, every=3, horizon=0, log=EventLog(None), meter=meter)
+        for step in range(7):
+            coordinator.turn(step, 0)
+            samples = coordinator.book.at(step).cut(120)[comm.rank]
+            meter.ready.append(StepTimes(step, samples, 0.0, 0.1 * (1 + 2 * comm.rank), 0.0, 0.0, full=step < 6))
+        coordinator.turn(7, 0, ends_epoch=True)
+        coordinator.turn(7, 1)
+        return coordinator.book.at(7).cut(120)
+
+    assert in_threads(LoopbackWorld(2), body) == [(90, 30)] * 2

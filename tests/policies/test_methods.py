@@ -208,3 +208,4 @@ def test_a_window_knows_who_told_nothing():
     assert out.samples == (4.0, 0.0, 0.0)
     assert out.busy_s[0] == pytest.approx(1.1)
     assert out.noise_s[0] > 0
+    assert out.num_steps == 3

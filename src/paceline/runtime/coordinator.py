@@ -124,7 +124,7 @@ class Coordinator:
             times, step=seen_step, epoch=epoch, ends_epoch=ends_epoch, total=self._total, limits=self._limits
         )
         self._log_window(times, seen)
-        if not any(seen.samples):
+        if not any(seen.samples) and not ends_epoch:
             return
         decision, self._state = self._policy.update(seen, self._state)
         current = self.book.latest

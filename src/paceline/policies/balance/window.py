@@ -31,7 +31,7 @@ def observe(rows: Floats, *, step: int, epoch: int, ends_epoch: bool, total: int
     samples, data, compute, _, optimizer = (rows[:, :, column] for column in range(5))
     busy = data + compute + optimizer
     there = np.isfinite(busy) & (samples > 0)
-    num_workers, num_steps = samples.shape
+    num_workers = len(samples)
     out: dict[str, list[float]] = {name: [0.0] * num_workers for name in ("b", "busy", "noise", "wall", "compute")}
     for i in range(num_workers):
         mine = there[i]
@@ -58,7 +58,7 @@ def observe(rows: Floats, *, step: int, epoch: int, ends_epoch: bool, total: int
         noise_s=tuple(out["noise"]),
         wall_s=tuple(out["wall"]),
         compute_s=tuple(out["compute"]),
-        num_steps=num_steps,
+        num_steps=int(there.sum(axis=1).max()),
     )
 
 
