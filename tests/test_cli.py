@@ -110,11 +110,9 @@ def test_plain_torchrun_works_too(tmp_path):
 
 def test_two_machines_by_flags(tmp_path):
     """Two launchers on this machine meet as two nodes would."""
-    import socket
+    import torch.distributed as dist
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # held here: nobody can take the port
     path = script(tmp_path)
     flags = [
         "--nnodes",
@@ -124,7 +122,7 @@ def test_two_machines_by_flags(tmp_path):
         "--rdzv-backend",
         "c10d",
         "--rdzv-endpoint",
-        f"127.0.0.1:{port}",
+        f"127.0.0.1:{store.port}",
         "--rdzv-id",
         "job",
     ]
@@ -139,7 +137,12 @@ def test_two_machines_by_flags(tmp_path):
         )
         for _ in range(2)
     ]
-    outputs = [node.communicate(timeout=90) for node in nodes]
+    try:
+        outputs = [node.communicate(timeout=90) for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+            node.communicate()
     assert [node.returncode for node in nodes] == [0, 0], outputs
     assert sorted(out.split()[1] for out, _ in outputs) == ["0", "1"]
 
