@@ -20,7 +20,7 @@ import numpy
 import torch
 
 from benchmarks.interleave import Case, changes, middle, run, settled
-from paceline.lab.cluster import load
+from paceline.lab.clusterfile import load
 from paceline.policies.balance import policy
 from paceline.types import Limits, Observation
 

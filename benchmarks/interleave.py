@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.comm.launch import Job, Screen, launch
-from paceline.lab.cluster import load
+from paceline.lab.clusterfile import load
 
 
 @dataclass(frozen=True)

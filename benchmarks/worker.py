@@ -14,9 +14,9 @@ from pathlib import Path
 import torch.distributed as dist
 
 from benchmarks.contenders import make
-from paceline.comm.launch import die_with_launcher
-from paceline.lab.cluster import load
+from paceline.lab.clusterfile import load
 from paceline.lab.paced import Pacer
+from paceline.process import die_with_launcher
 
 
 def main() -> None:

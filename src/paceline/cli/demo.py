@@ -14,7 +14,7 @@ import click
 from paceline.cli.lab import start
 from paceline.cli.screen import new_run_dir, say
 from paceline.errors import ConfigError
-from paceline.lab.cluster import load
+from paceline.lab.clusterfile import load
 
 BATCH_SIZE = 128
 TARGET = 0.95

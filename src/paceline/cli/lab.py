@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from paceline.cli.screen import LastEvents, ProgressScreen, checked_script, new_run_dir, say
-from paceline.lab.cluster import Cluster, load, shipped
-from paceline.lab.start import lab_dir, run_on
+from paceline.errors import ConfigError
+from paceline.lab.cluster import Cluster
 
 
 @click.group()
@@ -19,18 +19,79 @@ def command() -> None:
 
 
 @command.command()
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def probe(as_json: bool) -> None:
+    """Say what this machine can emulate, and what to do about the rest."""
+    from paceline.lab.probe import probe as look
+    from paceline.lab.start import clean
+
+    left = clean()
+    found = look()
+    if as_json:
+        click.echo(json.dumps([{"mechanism": one.name, "works": one.works, "how": one.sentence} for one in found]))
+        return
+    for one in found:
+        click.echo(f"{one.name:12} {'yes' if one.works else 'no ':3}  {one.sentence}")
+    for name in left:
+        say(f"removed {name}, left by a lab that was killed")
+
+
+@command.command()
 def clusters() -> None:
     """List the clusters that ship with paceline."""
-    width = max(len(cluster.name) for cluster in shipped())
-    for cluster in shipped():
+    from paceline.lab.clusterfile import shipped
+
+    all_of_them = shipped()
+    width = max(len(cluster.name) for cluster in all_of_them)
+    for cluster in all_of_them:
+        nodes = f" on {len(cluster.nodes)} nodes" if len(cluster.nodes) > 1 else ""
         click.echo(
-            f"{cluster.name:{width}}  {len(cluster.workers)} workers, {cluster.mechanism}: {cluster.description}"
+            f"{cluster.name:{width}}  {len(cluster.workers)} workers{nodes}, {cluster.mechanism}: {cluster.description}"
         )
+
+
+def choose(name: str, links: str | None) -> Cluster:
+    """The cluster by name or file, checked against what this machine can do; says what it is."""
+    from dataclasses import replace
+
+    from paceline.lab.clusterfile import load
+
+    cluster = load(name)
+    if links == "paced":
+        cluster = replace(cluster, paced_links=True)
+    check_cluster(cluster)
+    return cluster
+
+
+def check_cluster(cluster: Cluster) -> None:
+    """Refuse a cluster this machine cannot emulate; say what it is, and warn of one that is too large."""
+    from paceline.lab.probe import missing
+    from paceline.lab.probe import probe as look
+    from paceline.lab.start import overloaded
+
+    lacking = missing(cluster, look()) if cluster.mechanism != "paced" or cluster.linked else []
+    if lacking:
+        one = lacking[0]
+        raise ConfigError(f"cluster {cluster.name!r} needs {one.name}, which this machine lacks: {one.sentence}")
+    say(describe(cluster))
+    if warning := overloaded(cluster):
+        say(f"warning: {warning}")
+
+
+def describe(cluster: Cluster) -> str:
+    """One line: workers, mechanism, nodes and links."""
+    line = f"{cluster.name}: {len(cluster.workers)} workers, mechanism {cluster.mechanism}"
+    if len(cluster.nodes) > 1:
+        layout = " + ".join(f"{node.name} ({node.num_workers})" for node in cluster.nodes)
+        how = "paced links" if cluster.paced_links else "network namespaces" if cluster.linked else "no links"
+        line += f", {len(cluster.nodes)} nodes: {layout}, {how}"
+    return line
 
 
 @command.command(name="run", context_settings={"allow_interspersed_args": False})
 @click.option("--cluster", required=True, help="A cluster file, or the name of one that ships.")
 @click.option("--balance", help="Balance policy, for scripts that call paceline.init().")
+@click.option("--links", type=click.Choice(["paced"]), help="Emulate links between nodes without root.")
 @click.option("--run-dir", help="Folder for events, logs and the lab's record. [default: runs/DATE-SCRIPT]")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the figures as JSON, and nothing else, on standard output."
@@ -38,20 +99,31 @@ def clusters() -> None:
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(
-    script: str, arguments: tuple[str, ...], cluster: str, balance: str | None, run_dir: str | None, as_json: bool
+    script: str,
+    arguments: tuple[str, ...],
+    cluster: str,
+    balance: str | None,
+    links: str | None,
+    run_dir: str | None,
+    as_json: bool,
 ) -> None:
     """Run SCRIPT on every worker of a cluster emulated on this machine."""
+    from paceline.lab.start import lab_dir
     from paceline.policies.balance import policy
     from paceline.report.lab import read_lab
 
-    spec = load(cluster)
     path = checked_script(script)
     if balance is not None:
         policy(balance)
+    spec = choose(cluster, links)
     folder = new_run_dir(run_dir, path.stem)
-    say(f"{spec.name}: {len(spec.workers)} workers, mechanism {spec.mechanism}")
     start(spec, path, list(arguments), folder, balance=balance, quiet=as_json)
     figures = read_lab(lab_dir(folder)).summary()
+    if figures["overrun"] > 1.1:
+        say(
+            f"warning: real arithmetic took up to {figures['overrun']:.1f} times the time of the cluster file: this machine "
+            f"cannot carry it. Use fewer workers, larger times, or a smaller model"
+        )
     if as_json:
         click.echo(json.dumps({**figures, "run_dir": str(folder)}, indent=1))
         return
@@ -70,6 +142,8 @@ def start(
     label: str = "",
 ) -> None:
     """Run a script on a cluster, with a progress line."""
+    from paceline.lab.start import Start, run_on
+
     settings: dict[str, Any] = {"run_dir": str(folder)}
     if balance is not None:
         settings["balance"] = balance
@@ -78,13 +152,14 @@ def start(
         settings["max_local_batch"] = caps
     screen = ProgressScreen(lab_status(folder, label), quiet=quiet)
     try:
-        run_on(spec, script, arguments, folder, {"PACELINE_CLI": json.dumps(settings)}, screen)
+        run_on(spec, Start(script, arguments, folder, {"PACELINE_CLI": json.dumps(settings)}), screen)
     finally:
         screen.done()
 
 
 def lab_status(folder: Path, label: str) -> Any:
     """The progress line of a lab run, from the lab's own record."""
+    from paceline.lab.start import lab_dir
     from paceline.report.lab import read_lab
 
     steps = LastEvents(lab_dir(folder) / "worker-0000.jsonl")
@@ -99,11 +174,61 @@ def lab_status(folder: Path, label: str) -> Any:
             return ""
         time_s = sum(seen.interval_s[s] for s in recent)
         samples = sum(sum(seen.split[s]) for s in recent)
-        share = sum(seen.ideal_s[s] for s in recent) / time_s
+        share = f" · {sum(seen.ideal_s[s] for s in recent) / time_s:.0%} of the limit" if seen.ideal_s else ""
         split = " ".join(map(str, seen.split[-1]))
-        return f"{label}step {len(seen.interval_s)} · {samples / time_s:.0f} samples/s · {share:.0%} of the limit · split {split}"
+        return f"{label}step {len(seen.interval_s)} · {samples / time_s:.0f} samples/s{share} · split {split}"
 
     return line
+
+
+@command.command(context_settings={"allow_interspersed_args": False})
+@click.option("--cluster", required=True, help="A cluster file, or the name of one that ships.")
+@click.option("--steps", type=click.IntRange(min=8), default=20, show_default=True, help="Steps of each worker.")
+@click.option("--run-dir", help="Folder for the record. [default: runs/DATE-limit]")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON on standard output.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def limit(
+    script: str, arguments: tuple[str, ...], cluster: str, steps: int, run_dir: str | None, as_json: bool
+) -> None:
+    """Measure what each worker of a cluster does alone with SCRIPT: their sum is the physical limit.
+
+    Each runs the script in a world of one, with the batch the script asks for.
+    """
+    from paceline.comm.launch import Screen
+    from paceline.lab.limit import measure
+    from paceline.lab.start import Start
+
+    class Silent(Screen):
+        def out(self, text: str) -> None:
+            pass
+
+    path = checked_script(script)
+    spec = choose(cluster, "paced")
+    folder = new_run_dir(run_dir, "limit")
+    found = []
+    for worker in range(len(spec.workers)):
+        env = {"PACELINE_CLI": json.dumps({"run_dir": str(folder / f"alone-{worker:04d}")})}
+        one = measure(spec, worker, Start(path, list(arguments), folder, env, most_steps=steps), Silent())
+        say(f"worker {worker} alone: {one.samples_per_s:.1f} samples/s")
+        found.append(one)
+    total = sum(one.samples_per_s for one in found)
+    if as_json:
+        rows = [{**vars(one), "samples_per_s": one.samples_per_s} for one in found]
+        click.echo(json.dumps({"workers": rows, "samples_per_s": total, "run_dir": str(folder)}, indent=1))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{spec.name} ({spec.mechanism}): each worker alone")
+    for column in ("worker", "samples/step", "step ms", "samples/s"):
+        table.add_column(column, justify="right")
+    for one in found:
+        ms = f"{one.step_s * 1e3:.1f} ± {one.spread_s * 1e3:.1f}"
+        table.add_row(str(one.worker), f"{one.samples:.0f}", ms, f"{one.samples_per_s:.1f}")
+    console = Console()
+    console.print(table)
+    console.print(f"all together at most {total:.0f} samples/s")
 
 
 def show(figures: dict[str, Any]) -> None:
@@ -123,7 +248,12 @@ def show(figures: dict[str, Any]) -> None:
         )
     console = Console()
     console.print(table)
+    known = figures["share_of_limit"] is not None
+    limit = (
+        f", {figures['share_of_limit']:.0%} of the best split's {figures['limit_samples_per_s']:.0f}"
+        if known
+        else " (`paceline lab limit` measures the limit)"
+    )
     console.print(
-        f"{figures['samples_per_s']:.0f} samples/s, {figures['share_of_limit']:.0%} of the best split's "
-        f"{figures['limit_samples_per_s']:.0f}; median step {figures['step_s'] * 1e3:.1f} ms over {figures['steps_counted']} steps"
+        f"{figures['samples_per_s']:.0f} samples/s{limit}; median step {figures['step_s'] * 1e3:.1f} ms over {figures['steps_counted']} steps"
     )

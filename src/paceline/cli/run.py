@@ -57,7 +57,7 @@ def command(
     settings["run_dir"] = str(folder)
     env = {"PACELINE_CLI": json.dumps(settings)}
     screen = ProgressScreen(run_status(folder))
-    job = Job([str(path), *arguments], nproc, folder / "logs", env, nnodes, rendezvous)
+    job = Job([str(path), *arguments], nproc, folder / "logs", env, nnodes=nnodes, rendezvous=rendezvous)
     try:
         launch(job, screen)
     finally:

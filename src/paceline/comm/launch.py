@@ -6,7 +6,6 @@ reaches the screen, and when something fails the first failing worker's tracebac
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import re
@@ -36,6 +35,7 @@ class Job:
         nproc: workers on this machine.
         log_dir: folder for their output.
         env: environment to add.
+        python: the interpreter.
         nnodes: machines in the run.
         rendezvous: torchrun's settings for several machines: node_rank, master_addr, master_port, rdzv_backend,
             rdzv_endpoint, rdzv_id.
@@ -45,6 +45,7 @@ class Job:
     nproc: int
     log_dir: Path
     env: Mapping[str, str] = field(default_factory=dict)
+    python: str = sys.executable
     nnodes: int = 1
     rendezvous: Mapping[str, Any] = field(default_factory=dict)
 
@@ -96,7 +97,7 @@ def launch(job: Job, screen: Screen) -> None:
     try:
         config = _config(job, logs)
         tail.start()
-        elastic_launch(config, sys.executable)("-u", *job.command)
+        elastic_launch(config, job.python)("-u", *job.command)
     except ChildFailedError as error:
         tail.stop()
         raise _failed(logs, error) from None
@@ -175,16 +176,6 @@ def last_error(text: str) -> str:
     while starts and any(line.startswith(CHAINED) for line in lines[max(0, begin - 3) : begin]):
         begin = starts.pop()
     return "\n".join(lines[begin:])
-
-
-def die_with_launcher() -> None:
-    """If `paceline` started this process, let the kernel end it should the launcher die; Linux only."""
-    launcher = os.environ.get("PACELINE_LAUNCHER")
-    if launcher and sys.platform == "linux":
-        set_death_signal = 1
-        ctypes.CDLL(None, use_errno=True).prctl(set_death_signal, signal.SIGKILL)
-        if os.getppid() == 1 and int(launcher) != 1:  # it died before we asked
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def log_file(log_dir: Path, local_rank: int, stream: str) -> Path | None:

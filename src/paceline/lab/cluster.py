@@ -1,65 +1,105 @@
-"""Cluster files: which workers there are, how fast each is, and what disturbs them.
-
-name = "one-straggler"
-description = "three equal workers and one at a third of their speed"
-fixed_s = 0.02              # what a step costs any worker, whatever its batch
-per_sample_s = 0.002        # what a sample costs a worker of speed 1
-
-[[workers]]
-count = 3                   # default 1
-speed = 3.0                 # default 1; divides per_sample_s
-
-[[workers]]
-fixed_s = 0.03              # overrides the cluster's
-max_local_batch = 64        # most samples the worker holds
-
-[[disturbances]]
-worker = 0
-kind = "slow"               # multiplies the worker's time by `factor`; "delay" adds `seconds` to every step
-factor = 3.0
-from_step = 60              # or from_s, seconds since the worker's first step
-until_step = 120            # or until_s; left out: to the end
-"""
+"""A cluster of unlike workers: nodes, workers, links, and what disturbs them. Files: `clusterfile`."""
 
 from __future__ import annotations
 
 import math
-import tomllib
-from dataclasses import asdict, dataclass
-from importlib import resources
-from pathlib import Path
+import random
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from paceline.errors import ConfigError, unknown_name
+from paceline.errors import ConfigError
 from paceline.policies.balance.level import least_makespan
 from paceline.types import NO_CAP
 
-MECHANISMS = ("paced",)
+MECHANISMS = ("paced", "cgroup", "mps", "mixed")
+IN_WORKER = ("slow", "delay", "drift", "bursts")  # felt by a paced worker itself
+FROM_OUTSIDE = ("pause", "hog", "drop", "slow")  # done to workers and links by the launcher
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """A worker's step takes `fixed_s + per_sample_s * samples` seconds."""
+    """What a worker is like. Paced, its step takes `fixed_s + per_sample_s * samples` seconds.
 
-    fixed_s: float
-    per_sample_s: float
+    Args:
+        fixed_s: what a step costs whatever its batch (paced).
+        per_sample_s: what a sample costs (paced).
+        max_local_batch: most samples it holds, told to paceline.
+        memory_mib: memory beyond what an idle worker uses, enforced.
+        cores: CPU quota (cgroup, mixed).
+        gpu_share: percent of the GPU (mps, mixed).
+        device: "cpu" or "cuda" (mixed); "" leaves it to the script.
+    """
+
+    fixed_s: float = 0.0
+    per_sample_s: float = 0.0
     max_local_batch: int | None = None
+    memory_mib: float | None = None
+    cores: float | None = None
+    gpu_share: float | None = None
+    device: str = ""
+
+
+@dataclass(frozen=True)
+class Link:
+    """What joins a node to the others; None is not limited. A packet from a to b takes both their latencies.
+
+    Args:
+        up_mbit: most that leaves the node, in 10^6 bits per second, headers included.
+        down_mbit: most that reaches it.
+        latency_ms: added to every packet, in either direction.
+    """
+
+    up_mbit: float | None = None
+    down_mbit: float | None = None
+    latency_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, rate in (("up_mbit", self.up_mbit), ("down_mbit", self.down_mbit)):
+            if rate is not None and not 0 < rate < math.inf:
+                raise ConfigError(f"{name} must be above 0, got {rate}: leave it out for a link without limit")
+        if not 0 <= self.latency_ms < math.inf:
+            raise ConfigError(f"latency_ms must be at least 0, got {self.latency_ms}")
+
+    @property
+    def free(self) -> bool:
+        """Whether it limits nothing."""
+        return self.up_mbit is None and self.down_mbit is None and self.latency_ms == 0
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine of the cluster, with the next `num_workers` of its workers."""
+
+    name: str
+    num_workers: int
+    link: Link = field(default_factory=Link)
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """Something that slows one worker for a while."""
+    """Something that happens to a worker, or to a node's link, for a while.
 
-    worker: int
+    Times count from the first step of that worker, or of worker 0 for a link.
+    """
+
     kind: str
+    worker: int = -1
+    node: int = -1
     factor: float = 1.0
-    seconds: float = 0.0
+    seconds: tuple[float, float] = (0.0, 0.0)
     from_step: int | None = None
     until_step: int | None = None
     from_s: float | None = None
     until_s: float | None = None
+    every_steps: int = 1
+    chance: float = 1.0
+    lasts: tuple[float, float] = (1.0, 1.0)
+    spread: float = 0.0
+    most: float = 4.0
+    seed: int = 0
 
     def active(self, step: int, elapsed_s: float) -> bool:
         """Whether it is felt at this step."""
@@ -68,6 +108,43 @@ class Disturbance:
             self.until_s is not None and elapsed_s >= self.until_s
         )
         return begun and not over
+
+    def felt(self, step: int) -> tuple[float, float]:
+        """What it multiplies a paced worker's time by, and the seconds it adds, at an active step."""
+        if self.kind == "slow":
+            return self.factor, 0.0
+        if self.kind == "delay":
+            return 1.0, self.seconds[0]
+        if self.kind == "drift":
+            return _walk(self, step // self.every_steps), 0.0
+        if self.kind == "bursts":
+            return 1.0, _burst(self, step // self.every_steps)
+        return 1.0, 0.0
+
+
+@lru_cache(maxsize=4096)
+def _walk(drift: Disturbance, period: int) -> float:
+    """A random walk in the logarithm, reflected at 1/most and most; the same for everybody who asks."""
+    generator, position, edge = random.Random(f"{drift.seed}/{drift.worker}"), 0.0, math.log(drift.most)
+    for _ in range(period):
+        position += generator.gauss(0.0, drift.spread)
+        if abs(position) > edge:
+            position = math.copysign(2 * edge, position) - position
+            position = max(-edge, min(edge, position))
+    return math.exp(position)
+
+
+@lru_cache(maxsize=4096)
+def _burst(bursts: Disturbance, period: int) -> float:
+    """Seconds added in this period: with a chance a burst begins, of random size, and lasts some periods."""
+    generator, until, size = random.Random(f"{bursts.seed}/{bursts.worker}"), 0, 0.0
+    for now in range(period + 1):
+        if now >= until:
+            size = 0.0
+            if generator.random() < bursts.chance:
+                size = generator.uniform(*bursts.seconds)
+                until = now + round(generator.uniform(*bursts.lasts))
+    return size
 
 
 @dataclass(frozen=True)
@@ -79,24 +156,42 @@ class Cluster:
     workers: tuple[WorkerSpec, ...]
     disturbances: tuple[Disturbance, ...] = ()
     mechanism: str = "paced"
+    nodes: tuple[Node, ...] = ()
+    paced_links: bool = False
+
+    @property
+    def linked(self) -> bool:
+        """Whether links between nodes have to be emulated."""
+        return any(not node.link.free for node in self.nodes) or any(one.kind == "drop" for one in self.disturbances)
+
+    def node_of(self, worker: int) -> int:
+        """The node a worker is on."""
+        end = 0
+        for number, node in enumerate(self.nodes):
+            end += node.num_workers
+            if worker < end:
+                return number
+        return 0
 
     def spec(self, worker: int, step: int, elapsed_s: float) -> WorkerSpec:
-        """What the worker is like at that moment, disturbances included."""
+        """What the paced worker is like at that moment, disturbances included."""
         base = self.workers[worker]
         fixed, per_sample = base.fixed_s, base.per_sample_s
-        for disturbance in self.disturbances:
-            if disturbance.worker == worker and disturbance.active(step, elapsed_s):
-                fixed, per_sample = fixed * disturbance.factor, per_sample * disturbance.factor
-                fixed += disturbance.seconds
+        for one in self.disturbances:
+            if one.worker == worker and one.active(step, elapsed_s):
+                factor, seconds = one.felt(step)
+                fixed, per_sample = fixed * factor + seconds, per_sample * factor
         return WorkerSpec(fixed, per_sample, base.max_local_batch)
 
     def step_s(self, worker: int, samples: int, step: int, elapsed_s: float) -> float:
-        """How long a step with that many samples takes the worker."""
+        """How long a step with that many samples takes the paced worker."""
         spec = self.spec(worker, step, elapsed_s)
         return spec.fixed_s + spec.per_sample_s * samples
 
     def optimum(self, total: int, step: int = 0, elapsed_s: float = 0.0) -> tuple[tuple[int, ...], float]:
-        """The best split of a global batch at that moment, and the time of its slowest worker."""
+        """The best split of a global batch at that moment, and the time of its slowest worker; paced clusters only."""
+        if self.mechanism != "paced":
+            raise ConfigError(f"only a paced cluster's optimum is known; {self.name!r} is {self.mechanism}")
         specs = [self.spec(worker, step, elapsed_s) for worker in range(len(self.workers))]
         fixed = np.array([spec.fixed_s for spec in specs])
         slope = np.array([max(spec.per_sample_s, 1e-12) for spec in specs])
@@ -107,6 +202,26 @@ class Cluster:
         split = least_makespan(fixed, slope, total, lower, cap)
         return tuple(split.tolist()), float((fixed + slope * split).max())
 
+    def exchange_s(self, num_bytes: int) -> float:
+        """What a ring sum of that many bytes takes over the links, were everything else free.
+
+        With n workers each link carries 2 (n-1)/n of the bytes in both directions, in 2 (n-1) turns one after the other, each
+        as late as the latest hop between nodes.
+        """
+        if len(self.nodes) < 2:
+            return 0.0
+        turns = 2 * (len(self.workers) - 1)
+        rates = [rate for node in self.nodes for rate in (node.link.up_mbit, node.link.down_mbit) if rate is not None]
+        late = sorted((node.link.latency_ms for node in self.nodes), reverse=True)
+        sending = turns / len(self.workers) * num_bytes * 8 / (min(rates) * 1e6) if rates else 0.0
+        return sending + turns * (late[0] + late[1]) / 1e3
+
+    def shares(self) -> tuple[float, ...]:
+        """Each worker's speed by its file: one over the paced time of a sample, the quota, or the part of the GPU."""
+        if self.mechanism == "paced":
+            return tuple(1.0 / max(worker.per_sample_s, 1e-12) for worker in self.workers)
+        return tuple(worker.gpu_share or worker.cores or 1.0 for worker in self.workers)
+
     def plain(self) -> dict[str, Any]:
         """As JSON values."""
         return asdict(self)
@@ -114,119 +229,13 @@ class Cluster:
     @classmethod
     def from_plain(cls, data: dict[str, Any]) -> Cluster:
         """What `plain` returned."""
+        pairs = ("seconds", "lasts")
         return cls(
             data["name"],
             data["description"],
             tuple(WorkerSpec(**worker) for worker in data["workers"]),
-            tuple(Disturbance(**one) for one in data["disturbances"]),
+            tuple(Disturbance(**{**one, **{k: tuple(one[k]) for k in pairs}}) for one in data["disturbances"]),
             data["mechanism"],
+            tuple(Node(one["name"], one["num_workers"], Link(**one["link"])) for one in data["nodes"]),
+            data["paced_links"],
         )
-
-
-def load(name_or_path: str) -> Cluster:
-    """The cluster of a file, or one that ships with the package, by its name.
-
-    Raises:
-        ConfigError: there is no such file or cluster, or it breaks a rule.
-    """
-    path = Path(name_or_path)
-    shipped_names = [entry.name for entry in shipped()]
-    if path.is_file():
-        text = path.read_text(encoding="utf-8")
-    elif name_or_path in shipped_names:
-        text = resources.files("paceline.lab.clusters").joinpath(f"{name_or_path}.toml").read_text(encoding="utf-8")
-    elif path.suffix == ".toml" or "/" in name_or_path:
-        raise ConfigError(f"there is no cluster file {name_or_path}. `paceline lab clusters` lists those that ship")
-    else:
-        raise unknown_name("cluster", name_or_path, shipped_names)
-    return parse(text, name_or_path)
-
-
-def shipped() -> list[Cluster]:
-    """The clusters that ship with the package."""
-    folder = resources.files("paceline.lab.clusters")
-    files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".toml")), key=lambda entry: entry.name)
-    return [parse(entry.read_text(encoding="utf-8"), entry.name) for entry in files]
-
-
-def parse(text: str, where: str) -> Cluster:
-    """A cluster from TOML.
-
-    Args:
-        text: the file's contents.
-        where: what to call it in errors.
-    """
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{where} is not valid TOML: {error}") from None
-    _keys(data, {"name", "description", "mechanism", "fixed_s", "per_sample_s", "workers", "disturbances"}, where)
-    mechanism = data.get("mechanism", "paced")
-    if mechanism not in MECHANISMS:
-        raise unknown_name(f"mechanism in {where}", mechanism, MECHANISMS)
-    workers: list[WorkerSpec] = []
-    for number, entry in enumerate(_tables(data, "workers", where)):
-        at = f"{where}, workers entry {number + 1}"
-        _keys(entry, {"count", "speed", "fixed_s", "per_sample_s", "max_local_batch"}, at)
-        speed = _number(entry, "speed", 1.0, at, above_zero=True)
-        fixed = _number(entry, "fixed_s", data.get("fixed_s", 0.0), at)
-        per_sample = _number(entry, "per_sample_s", data.get("per_sample_s", 0.001), at)
-        count = _whole(entry, "count", 1, at)
-        cap = _whole(entry, "max_local_batch", 0, at) or None
-        workers += [WorkerSpec(fixed, per_sample / speed, cap)] * count
-    if not workers:
-        raise ConfigError(f"{where} must have at least one [[workers]] table")
-    disturbances = tuple(
-        _disturbance(entry, len(workers), f"{where}, disturbances entry {number + 1}")
-        for number, entry in enumerate(_tables(data, "disturbances", where))
-    )
-    name = str(data.get("name", Path(where).stem))
-    return Cluster(name, str(data.get("description", "")), tuple(workers), disturbances, mechanism)
-
-
-def _disturbance(entry: dict[str, Any], num_workers: int, at: str) -> Disturbance:
-    _keys(entry, {"worker", "kind", "factor", "seconds", "from_step", "until_step", "from_s", "until_s"}, at)
-    worker = _whole(entry, "worker", -1, at)
-    if not 0 <= worker < num_workers:
-        raise ConfigError(f"{at}: worker must be 0 to {num_workers - 1}, got {entry.get('worker')!r}")
-    kind = entry.get("kind", "slow")
-    if kind not in ("slow", "delay"):
-        raise unknown_name(f"kind in {at}", str(kind), ("slow", "delay"))
-    if kind == "slow" and "factor" not in entry:
-        raise ConfigError(f"{at}: kind 'slow' needs a factor")
-    if kind == "delay" and "seconds" not in entry:
-        raise ConfigError(f"{at}: kind 'delay' needs seconds")
-    whole: dict[str, Any] = {name: _whole(entry, name, 0, at) for name in ("from_step", "until_step") if name in entry}
-    real: dict[str, Any] = {name: _number(entry, name, 0.0, at) for name in ("from_s", "until_s") if name in entry}
-    factor = _number(entry, "factor", 1.0, at, above_zero=True)
-    return Disturbance(worker, kind, factor, _number(entry, "seconds", 0.0, at), **whole, **real)
-
-
-def _tables(data: dict[str, Any], name: str, where: str) -> list[dict[str, Any]]:
-    tables = data.get(name, [])
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ConfigError(f"{where}: {name} must be [[{name}]] tables")
-    return tables
-
-
-def _keys(data: dict[str, Any], known: set[str], where: str) -> None:
-    for key in data:
-        if key not in known:
-            raise unknown_name(f"key in {where}", key, known)
-
-
-def _number(data: dict[str, Any], name: str, default: Any, where: str, *, above_zero: bool = False) -> float:
-    value = data.get(name, default)
-    wrong = not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value)
-    if wrong or value < 0 or (above_zero and value == 0):
-        raise ConfigError(
-            f"{where}: {name} must be a number {'above' if above_zero else 'of at least'} 0, got {value!r}"
-        )
-    return float(value)
-
-
-def _whole(data: dict[str, Any], name: str, default: int, where: str) -> int:
-    value = data.get(name, default)
-    if not isinstance(value, int) or isinstance(value, bool) or (value < 0 and name in data):
-        raise ConfigError(f"{where}: {name} must be a whole number of at least 0, got {value!r}")
-    return value

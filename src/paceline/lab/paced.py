@@ -4,6 +4,8 @@ Real arithmetic runs; the rest of the time is slept before the gradients leave. 
 DistributedDataParallel from outside, so any script is paced, plain DDP and other libraries included, and nothing in the
 product knows about it.
 
+On a cluster of another mechanism nothing is slept and only the record is kept.
+
 A step begins when DDP's forward begins. Hooks on the parameters fire before DDP's own: at the first gradient the worker sleeps
 until what its backward usually still needs is left, so that the first bucket does not leave early; at the last gradient it
 sleeps the rest, so that the whole is exact.
@@ -29,10 +31,13 @@ class Pacer:
         cluster: what to emulate.
         worker: which worker of it this process is.
         log: JSON-lines file for the record.
+        most_steps: end the process, as done, when that many steps have been made.
     """
 
-    def __init__(self, cluster: Cluster, worker: int, log: Path) -> None:
+    def __init__(self, cluster: Cluster, worker: int, log: Path, *, most_steps: int | None = None) -> None:
         self._cluster, self._worker = cluster, worker
+        self._sleeps, self._most_steps = cluster.mechanism == "paced", most_steps
+        self._exchange_s = 0.0
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log.open("a", encoding="utf-8")
         self._first: float | None = None
@@ -60,6 +65,8 @@ class Pacer:
         """Pace one model."""
         parameters = [parameter for parameter in ddp.module.parameters() if parameter.requires_grad]
         self._expected = len(parameters)
+        if self._cluster.paced_links:
+            self._exchange_s = self._cluster.exchange_s(sum(parameter.nbytes for parameter in parameters))
         ddp.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(self._after_gradient)
@@ -71,9 +78,15 @@ class Pacer:
         now = time.perf_counter()
         self._first = now if self._first is None else self._first
         self._step += 1
+        if self._most_steps is not None and self._step >= self._most_steps:
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+            raise SystemExit(0)
         self._samples = _samples(args) or _samples(list(kwargs.values()))
         self._begun = now
-        self._due = now + self._cluster.step_s(self._worker, self._samples, self._step, now - self._first)
+        self._due = now + self._exchange_s
+        if self._sleeps:
+            self._due += self._cluster.step_s(self._worker, self._samples, self._step, now - self._first)
         self._owed, self._count = True, 0
 
     def _after_gradient(self, _: torch.Tensor) -> None:

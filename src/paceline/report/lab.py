@@ -25,7 +25,8 @@ class LabSteps:
         split: samples of each worker, by step.
         took_s: time each worker took from forward to its last gradient, by step.
         interval_s: time from the moment the slowest worker was ready in the step before to the same in this one.
-        ideal_s: what the best split would have taken at that step.
+        ideal_s: what the best split would have taken at that step; empty if nobody knows (not a paced cluster).
+        overrun: how many times its paced time a worker really took, the worst of them (median over steps).
     """
 
     cluster: Cluster
@@ -33,6 +34,7 @@ class LabSteps:
     took_s: list[list[float]]
     interval_s: list[float]
     ideal_s: list[float]
+    overrun: float = 0.0
 
     @property
     def counted(self) -> list[int]:
@@ -51,7 +53,7 @@ class LabSteps:
                 f"too few steps to measure: {len(self.interval_s)}, at least {WARM_UP_STEPS + 1} are needed"
             )
         time_s = sum(self.interval_s[s] for s in counted)
-        ideal_s = sum(self.ideal_s[s] for s in counted)
+        ideal_s = sum(self.ideal_s[s] for s in counted) if self.ideal_s else None
         samples = sum(sum(self.split[s]) for s in counted)
         workers = [
             {
@@ -69,8 +71,9 @@ class LabSteps:
             "steps_counted": len(counted),
             "step_s": statistics.median(self.interval_s[s] for s in counted),
             "samples_per_s": samples / time_s,
-            "limit_samples_per_s": samples / ideal_s,
-            "share_of_limit": ideal_s / time_s,
+            "limit_samples_per_s": samples / ideal_s if ideal_s else None,
+            "share_of_limit": ideal_s / time_s if ideal_s else None,
+            "overrun": self.overrun,
             "workers": workers,
         }
 
@@ -89,7 +92,8 @@ def read_lab(folder: Path) -> LabSteps:
     intervals = [max(one["took_s"] for one in steps[0])] if steps else []
     intervals += [after - before for before, after in itertools.pairwise(ready)]
     ideal = []
-    for step in steps:
+    paced = cluster.mechanism == "paced"
+    for step in steps if paced else []:
         _, best = cluster.optimum(sum(one["samples"] for one in step), step[0]["step"], step[0]["elapsed_s"])
         ideal.append(best)
     return LabSteps(
@@ -98,4 +102,9 @@ def read_lab(folder: Path) -> LabSteps:
         [[one["took_s"] for one in step] for step in steps],
         intervals,
         ideal,
+        max((_overrun(record) for record in records if record), default=0.0) if paced else 0.0,
     )
+
+
+def _overrun(record: list[dict[str, float]]) -> float:
+    return statistics.median(one["took_s"] / max(one["due_s"], 1e-9) for one in record)

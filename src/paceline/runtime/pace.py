@@ -17,12 +17,12 @@ import numpy as np
 import torch
 
 from paceline.comm import Comm, TorchComm, pick_device
-from paceline.comm.launch import die_with_launcher
 from paceline.config import PLACES, Settings, resolve
 from paceline.errors import CheckpointError, ConfigError
 from paceline.events import SCHEMA, EventLog, events_path
 from paceline.policies.balance import AnyBalance
 from paceline.policies.balance.shares import split_by_shares
+from paceline.process import die_with_launcher
 from paceline.runtime import checkpoint, randomness
 from paceline.runtime.batches import num_samples
 from paceline.runtime.evaluate import evaluate
