@@ -1,0 +1,22 @@
+"""paceline with one of its balance policies: `task.options["balance"]`; further options go to `pace.wrap`."""
+
+from __future__ import annotations
+
+import paceline
+from paceline.bench.task import Task, as_it_is
+
+
+def train(task: Task) -> None:
+    """Train."""
+    pace = paceline.init(balance=task.options["balance"], device=str(task.device), backend="gloo", seed=task.seed)
+    model = task.model()
+    optimizer = task.optimizer(model.parameters())
+    model = pace.wrap(model, optimizer, **task.options.get("wrap", {}))
+    loader = pace.loader(task.train, task.batch_size, drop_last=True, collate_fn=as_it_is)
+    while True:
+        for batch in loader:
+            task.loss(model, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if task.stepped(model.module):
+                return

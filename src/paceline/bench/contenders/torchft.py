@@ -1,0 +1,92 @@
+"""torchft 0.2: its `Manager`, `ProcessGroupGloo`, `DistributedDataParallel` and `Optimizer`; equal shares.
+
+Every worker is a replica group of one, and worker 0 hosts the lighthouse. The quorum is the whole cluster; a step that is not
+committed ends the run, because nothing fails in a benchmark. Its DistributedDataParallel is a subclass of torch's.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from paceline.bench.task import Task, as_it_is
+
+_TIMEOUT = timedelta(minutes=5)
+
+
+def train(task: Task) -> None:
+    """Train until the task is over."""
+    os.environ.setdefault("RUST_LOG", "warn")  # read when imported; else it logs some ten lines a step and worker
+    from torchft import DistributedDataParallel, DistributedSampler, Manager, Optimizer, ProcessGroupGloo
+    from torchft.coordination import LighthouseServer
+
+    # Gradients do not pass through this group: it hands out an address, and is where the task waits for an evaluation.
+    dist.init_process_group("gloo")
+    host = os.environ["MASTER_ADDR"]
+    own = _address_towards(host)
+    lighthouse = LighthouseServer(bind="[::]:0", min_replicas=task.size) if task.rank == 0 else None
+    port = [lighthouse.address().rpartition(":")[2] if lighthouse else None]
+    dist.broadcast_object_list(port)
+    store = dist.TCPStore(own, 0, is_master=True, wait_for_workers=False)
+    group = ProcessGroupGloo(timeout=_TIMEOUT)
+    plain = task.model()
+    inner = task.optimizer(plain.parameters())
+
+    def load_state_dict(state: dict[str, Any]) -> None:
+        plain.load_state_dict(state["model"])
+        inner.load_state_dict(state["optimizer"])
+
+    manager = Manager(
+        pg=group,
+        load_state_dict=load_state_dict,
+        state_dict=lambda: {"model": plain.state_dict(), "optimizer": inner.state_dict()},
+        min_replica_size=task.size,
+        timeout=_TIMEOUT,
+        quorum_timeout=_TIMEOUT,
+        rank=0,
+        world_size=1,
+        store_addr=own,
+        store_port=store.port,
+        lighthouse_addr=f"http://{host}:{port[0]}",
+        replica_id=f"worker_{task.rank}",
+        hostname=own,
+        init_sync=False,  # the task makes the same weights everywhere
+        max_retries=0,
+    )
+    model = DistributedDataParallel(manager, plain)
+    optimizer = Optimizer(manager, inner)
+    sampler = DistributedSampler(
+        task.train, task.rank, task.size, group_rank=0, num_replicas=1, shuffle=True, seed=task.seed, drop_last=True
+    )
+    loader = DataLoader(task.train, task.batch_size // task.size, sampler=sampler, drop_last=True, collate_fn=as_it_is)
+    over, epoch = False, 0
+    while not over:
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            optimizer.zero_grad()
+            task.loss(model, batch).backward()
+            optimizer.step()
+            over = task.stepped(plain)
+            if over:
+                break
+        epoch += 1
+    dist.barrier()  # the lighthouse goes last
+    manager.shutdown()
+    del model
+    group.shutdown()
+    dist.barrier()
+    if lighthouse:
+        lighthouse.shutdown()
+    dist.destroy_process_group()
+
+
+def _address_towards(host: str) -> str:
+    """This machine's address as others see it; its hostname need not resolve there."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # picks a route; sends nothing
+        return str(probe.getsockname()[0])

@@ -1,0 +1,42 @@
+"""One run of one contender in a process of its own, so that it can be killed: `python -m paceline.bench.one SPEC_JSON`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from paceline.comm.launch import Screen
+from paceline.errors import PacelineError
+from paceline.lab.cluster import Cluster
+from paceline.lab.start import Start, run_on
+from paceline.process import die_with_launcher
+
+
+class Silent(Screen):
+    """Output stays in the logs."""
+
+    def out(self, text: str) -> None:
+        """Nothing."""
+
+    def err(self, text: str) -> None:
+        """Nothing."""
+
+
+def main() -> None:
+    """Run it on its cluster."""
+    die_with_launcher()
+    path = Path(sys.argv[1])
+    spec = json.loads(path.read_text())
+    settings = {"run_dir": str(path.parent), **({"max_local_batch": spec["caps"]} if any(spec["caps"]) else {})}
+    env = {"PACELINE_CLI": json.dumps(settings)} if spec["module"] == "ours" else {}
+    start = Start("-m paceline.bench.train", [str(path)], path.parent, env, spec["python"])
+    try:
+        run_on(Cluster.from_plain(spec["cluster"]), start, Silent())
+    except PacelineError as error:
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

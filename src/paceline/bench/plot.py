@@ -1,0 +1,51 @@
+"""One picture per case of a record."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from paceline.bench.table import limit, middle, of_case, rates
+
+COLOURS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c", "#ccb974", "#64b5cd")
+
+
+def draw(record: dict[str, Any], folder: Path) -> None:
+    """Rates beside the limit, and score over training time, for every case."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    for case in record["cases"]:
+        by_name = {name: runs for name, runs in of_case(record, case).items() if name == "solo" or rates(runs)}
+        total = limit(by_name.pop("solo"))
+        if not by_name:
+            continue
+        figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+        for place, (name, runs) in enumerate(reversed(by_name.items())):
+            colour = COLOURS[(len(by_name) - 1 - place) % len(COLOURS)]
+            value, spread = middle(rates(runs))
+            left.barh(place, value, xerr=spread, color=colour)
+            share = f" {value:.0f}" + (f" ({value / total:.0%})" if total else "")
+            left.text(value + spread, place, share, va="center", fontsize=8)
+            tests = next(run["figures"]["tests"] for run in runs if run["status"] == "ok")
+            right.plot([t for _, t, _ in tests], [s for _, _, s in tests], color=colour, label=name, linewidth=1.3)
+        left.set_yticks(range(len(by_name)), list(reversed(by_name)))
+        if total:
+            left.axvline(total, color="black", linestyle="--", linewidth=1)
+            left.text(total, len(by_name) - 0.4, "sum of workers alone ", ha="right", fontsize=8)
+        most = max([total or 0, *(statistics.median(rates(runs)) for runs in by_name.values())])
+        left.set_xlim(0, 1.18 * most)
+        left.set_xlabel("samples/s")
+        right.axhline(case["target"], color="grey", linestyle=":", linewidth=1)
+        right.set_xlabel("seconds of training (first seed)")
+        right.set_ylabel("test accuracy" if case["higher_is_better"] else "test loss")
+        handles, labels = right.get_legend_handles_labels()
+        right.legend(handles[::-1], labels[::-1], fontsize=7)
+        figure.suptitle(f"{case['workload']} on {case['cluster']}: {case['description']}", fontsize=9)
+        for axes in (left, right):
+            axes.spines[["top", "right"]].set_visible(False)
+        figure.savefig(folder / f"{case['workload']}@{case['cluster']}.png", dpi=110)
+        pyplot.close(figure)

@@ -1,0 +1,114 @@
+"""Records: a dated folder with everything a run of a suite gave, from which tables, plots and docs are made.
+
+2026-11-unlike/
+├── record.json     suite as resolved, machine, versions, every run with its step times
+├── table.md        made from record.json
+├── CASE.png        made from record.json
+└── raw.tar.gz      marks, events and lab records of every run
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import statistics
+import tarfile
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.lab.probe import machine
+from paceline.lab.start import lab_dir
+from paceline.report.lab import read_lab
+
+SCHEMA = 1
+_KEPT = (".jsonl", "spec.json", "cluster.json", "config.json")
+
+
+def figures(folder: Path, target: float, warm_up: int, higher_is_better: bool) -> dict[str, Any]:
+    """What one run gave, from worker 0's marks and the lab's record."""
+    marks = [json.loads(line) for line in (folder / "marks.jsonl").read_text().splitlines()]
+    ends = [float(mark["train_s"]) for mark in marks if "score" not in mark]
+    tests = [(int(m["step"]), float(m["train_s"]), float(m["score"])) for m in marks if "score" in m]
+    steps = [after - before for before, after in pairwise(ends)]
+    steps_counted = steps[warm_up:]
+    reached = [at for _, at, score in tests if (score >= target if higher_is_better else score <= target)]
+    lab = read_lab(lab_dir(folder))
+    batch = statistics.median(map(sum, lab.split)) if lab.split else 0
+    found: dict[str, Any] = {
+        "step_s": steps,
+        "tests": tests,
+        "median_step_s": statistics.median(steps_counted),
+        "samples_per_s": batch * len(steps_counted) / sum(steps_counted),
+        "time_to_target_s": reached[0] if reached else None,
+        "final_score": tests[-1][2] if tests else None,
+        "split": lab.split[-1] if lab.split else [],
+        "plans": sum(a != b for a, b in pairwise(lab.split)),
+        "overrun": lab.overrun,
+    }
+    if lab.ideal_s:
+        ideal = lab.ideal_s[warm_up + 1 : len(steps) + 1]
+        found["share_of_optimum"] = sum(ideal) / sum(steps_counted[: len(ideal)])
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Of what the figures depend on."""
+    found = {}
+    for name in ("paceline", "torch", "numpy"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed as a package"
+    return found
+
+
+def gpu() -> str | None:
+    """The GPU's name, without starting CUDA in this process."""
+    from paceline.lab import mps
+
+    works, sentence = mps.probe()
+    return sentence if works else None
+
+
+def write(
+    folder: Path,
+    raw: Path,
+    suite: dict[str, Any],
+    runs: list[dict[str, Any]],
+    started: str,
+    cases: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """Write the record; returns what went into record.json."""
+    from paceline.bench.plot import draw
+    from paceline.bench.table import tables
+
+    record = {
+        "schema": SCHEMA,
+        "started": started,
+        "suite": suite,
+        "machine": {**machine(), "gpu": gpu()},
+        "versions": versions(),
+        "cases": cases,
+        "runs": runs,
+    }
+    (folder / "record.json").write_text(json.dumps(record))
+    (folder / "table.md").write_text(tables(record))
+    draw(record, folder)
+    with tarfile.open(folder / "raw.tar.gz", "w:gz") as archive:
+        for path in sorted(raw.rglob("*")):
+            if path.is_file() and path.name.endswith(_KEPT):
+                archive.add(path, path.relative_to(raw))
+    return record
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The record in a folder."""
+    path = folder / "record.json"
+    if not path.is_file():
+        raise ConfigError(f"{folder} must be the folder of a record: there is no {path}")
+    record: dict[str, Any] = json.loads(path.read_text())
+    if record.get("schema", 0) > SCHEMA:
+        raise ConfigError(f"{path} has schema {record['schema']}, this paceline reads up to {SCHEMA}: use a newer one")
+    return record

@@ -1,0 +1,1 @@
+"""Suites that ship; `paceline bench list` lists them."""

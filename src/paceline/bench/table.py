@@ -1,0 +1,140 @@
+"""Tables from records: median and spread over the runs of all seeds. What failed stands in them too."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+
+def middle(values: Iterable[float]) -> tuple[float, float]:
+    """Median, and half the distance from least to most.
+
+    >>> middle([1.0, 2.0, 4.0])
+    (2.0, 1.5)
+    """
+    found = sorted(values)
+    return statistics.median(found), (found[-1] - found[0]) / 2
+
+
+def of_case(record: dict[str, Any], case: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The runs of a case by contender, in the suite's order; `solo` first."""
+    chosen = [run for run in record["runs"] if all(run[key] == case[key] for key in ("workload", "cluster"))]
+    return {
+        name: [run for run in chosen if run["contender"] == name] for name in ("solo", *record["suite"]["contenders"])
+    }
+
+
+def limit(runs: list[dict[str, Any]], how: str = "alone") -> float | None:
+    """The workers' solo rates added up; median over seeds."""
+    sums = [sum(run["solo"][f"{how}_per_s"]) for run in runs if run["status"] == "ok"]
+    return statistics.median(sums) if sums else None
+
+
+def rates(runs: list[dict[str, Any]], key: str = "samples_per_s") -> list[float]:
+    """A figure of all runs that gave it."""
+    return [run["figures"][key] for run in runs if run["status"] == "ok" and run["figures"].get(key) is not None]
+
+
+def tables(record: dict[str, Any]) -> str:
+    """The record as Markdown."""
+    suite, host = record["suite"], record["machine"]
+    where = host.get("gpu") or f"{host['cores']} cores"
+    tools = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if name != "numpy")
+    lines = [
+        f"# {suite['name']}",
+        "",
+        f"{suite['description']}.",
+        "",
+        f"{record['started'][:10]}; {where}; {tools}, Python {host['python']}. {suite['steps']} steps a run, "
+        f"{len(suite['seeds'])} seeds, the first {suite['warm_up']} steps left out of samples/s. Median ± half the range over "
+        f"seeds.",
+    ]
+    for case in record["cases"]:
+        lines += ["", *case_table(record, case)]
+    return "\n".join(lines) + "\n"
+
+
+def case_table(record: dict[str, Any], case: dict[str, Any]) -> list[str]:
+    """The lines of one case: heading, limit, contenders, published figures."""
+    by_name = of_case(record, case)
+    total, together = limit(by_name["solo"]), limit(by_name["solo"], "together")
+    known = any(rates(runs, "share_of_optimum") for name, runs in by_name.items() if name != "solo")
+    better = "at least" if case["higher_is_better"] else "at most"
+    lines = [
+        f"## {case['workload']} on {case['cluster']}",
+        "",
+        f"{case['description']} ({case['mechanism']}). Global batch {case['batch_size']}; target: test score {better} "
+        f"{case['target']:g}.",
+    ]
+    if total and together:
+        lines += [
+            "",
+            f"Workers alone with their hand-tuned shares {by_name['solo'][0]['solo']['samples']}: {total:.0f} samples/s in all; "
+            f"all at once without exchange: {together:.0f}.",
+        ]
+    else:
+        lines += ["", f"Workers alone: {_why(by_name['solo'])}."]
+    head = ["contender", "step, ms", "samples/s", "of solo sum", *(["of optimum"] if known else [])]
+    head += ["time to target, s", "final score", "plans", "last split"]
+    lines += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name, runs in by_name.items():
+        if name == "solo":
+            continue
+        rate = rates(runs)
+        if not rate:
+            lines.append(f"| {name} | {_why(runs)}" + " |" * (len(head) - 1))
+            continue
+        step, spread = middle(rates(runs, "median_step_s"))
+        speed, speed_spread = middle(rate)
+        row = [name, f"{step * 1e3:.1f} ± {spread * 1e3:.1f}", f"{speed:.0f} ± {speed_spread:.0f}"]
+        row.append(f"{speed / total:.3f}" if total else "")
+        if known:
+            row.append(f"{statistics.median(rates(runs, 'share_of_optimum')):.3f}")
+        row += [_to_target(runs), _score(runs), str(max(rates(runs, "plans"))), str(rates_split(runs))]
+        failed = [run for run in runs if run["status"] != "ok"]
+        if failed:
+            row[0] += f" ({len(failed)} of {len(runs)} runs: {_why(failed)})"
+        lines.append(f"| {' | '.join(row)} |")
+    return lines + _published(record, case, by_name)
+
+
+def _published(record: dict[str, Any], case: dict[str, Any], by_name: dict[str, list[dict[str, Any]]]) -> list[str]:
+    lines = []
+    for paper in record["suite"]["paper"]:
+        ours, base = rates(by_name[paper["contender"]]), rates(by_name[paper["against"]])
+        if paper["cluster"] == case["cluster"] and ours and base:
+            here = statistics.median(base) / statistics.median(ours)
+            lines.append(
+                f"| {paper['contender']} / {paper['against']} | {paper['time_ratio']:.3f} | {here:.3f} | {paper['source']} |"
+            )
+    if lines:
+        lines = ["", "| time for the same samples | published | here | from |", "|---|---|---|---|", *lines]
+    return lines
+
+
+def _to_target(runs: list[dict[str, Any]]) -> str:
+    done = [run["figures"]["time_to_target_s"] for run in runs if run["status"] == "ok"]
+    reached = [one for one in done if one is not None]
+    if not reached:
+        return "not reached"
+    value, spread = middle(reached)
+    text = f"{value:.1f} ± {spread:.1f}"
+    return text if len(reached) == len(done) else f"{text} ({len(reached)} of {len(done)})"
+
+
+def _score(runs: list[dict[str, Any]]) -> str:
+    found = rates(runs, "final_score")
+    return f"{statistics.median(found):.3f}" if found else ""
+
+
+def rates_split(runs: list[dict[str, Any]]) -> list[int]:
+    """The last split of the first run that went through."""
+    return next(run["figures"]["split"] for run in runs if run["status"] == "ok")
+
+
+def _why(runs: list[dict[str, Any]]) -> str:
+    if not runs:
+        return "no run"
+    last = (runs[0].get("reason", "").strip().splitlines() or [""])[-1]
+    return f"{runs[0]['status']}: {last}".replace("|", "/")[:160]
