@@ -48,6 +48,18 @@ def conform(comm):
     comm.broadcast_(buffers)
     assert buffers[0].tolist() == [0.0, 0.0]
     assert buffers[1].item() == 0
+    lanes = comm.open_lanes(2)
+    assert lanes >= 2 or comm.size == 1
+    tensors = [torch.full((3,), float(comm.rank + lane)) for lane in range(4)]
+    for pending in [comm.sum_(tensor, lane) for lane, tensor in enumerate(tensors)]:
+        pending.wait()
+    expected = [sum(rank + lane for rank in range(comm.size)) for lane in range(4)]
+    assert [tensor.tolist() for tensor in tensors] == [[value] * 3 for value in expected]
+    if comm.size > 1:
+        mine = torch.tensor([[10.0 * comm.rank + other] * 2 for other in range(comm.size)])
+        theirs = torch.empty_like(mine)
+        comm.swap(theirs, mine, 1).wait()
+        assert theirs[:, 0].tolist() == [10.0 * other + comm.rank for other in range(comm.size)]
     comm.at(3, "computing")
     with comm.naming("nothing"):
         pass

@@ -265,6 +265,34 @@ def test_buffers_come_from_worker_0_as_in_ddp():
     assert all(result[3] == results[0][3] for result in results)
 
 
+def with_frozen_statistics():
+    """The batch norm is frozen halfway: from there on its running statistics enter training, and must be worker 0's."""
+    pace = paceline.init(balance="fixed:1,2,5", timeout_s=20)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model = pace.wrap(model, optimizer)
+    sent = []
+    original = model._paceline_comm.naming
+    model._paceline_comm.naming = lambda what: sent.append(what) or original(what)
+    counts = []
+    for step, (x, y) in enumerate(pace.loader(points(64), 16)):
+        if step == 2:
+            model.module[1].eval()
+        loss_of(model, x, y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        counts.append(sum("broadcast of buffers" in what for what in sent))
+    return counts, model.module[1].running_mean.clone()
+
+
+def test_frozen_statistics_are_worker_0s_in_training_too():
+    results = ranks.run(SIZE, with_frozen_statistics)
+    for counts, mean in results:
+        assert counts == [0, 0, 1, 2]
+        assert torch.equal(mean, results[0][1])
+
+
 def sync_batch_norm(balance):
     """torch allows SyncBatchNorm on CUDA only; on the CPU it says so."""
     pace = paceline.init(balance=balance, timeout_s=20)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import paceline
+from paceline.comm.launch import Screen
+from paceline.lab import mps
+from paceline.lab.cluster import Cluster, Node, WorkerSpec
+from paceline.lab.start import Start, run_on
 from tests import ranks
 from tests.nets import flat, mlp, points
 
@@ -208,3 +217,127 @@ def test_resume_on_cuda(tmp_path):
     whole = ranks.run(2, save_and_resume, path, False, timeout_s=100)
     resumed = ranks.run(2, save_and_resume, path, True, timeout_s=100)
     torch.testing.assert_close(resumed[0], whole[0], rtol=1e-4, atol=1e-5)
+
+
+# ---- the lab on a GPU
+
+RATE = """
+import sys, time, torch
+a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+for _ in range(5):
+    a @ a
+torch.cuda.synchronize()
+begun = time.perf_counter()
+for _ in range(60):
+    a @ a
+torch.cuda.synchronize()
+print(60 / (time.perf_counter() - begun))
+"""
+
+needs_mps = pytest.mark.skipif(not mps.probe()[0], reason=f"no MPS here: {mps.probe()[1]}")
+
+
+def rate(env, share):
+    command = [sys.executable, "-c", RATE]
+    env = {**os.environ, **env, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(share)}
+    return float(subprocess.run(command, env=env, capture_output=True, check=True, timeout=100).stdout)
+
+
+@needs_mps
+def test_shares_of_the_gpu_and_a_daemon_of_somebody_else(tmp_path):
+    theirs = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(tmp_path / "log")}
+    for place in theirs.values():
+        os.makedirs(place)
+    subprocess.run([mps.CONTROL, "-d"], env={**os.environ, **theirs}, check=True, timeout=30)
+    try:
+        time.sleep(1)  # the daemon forks until it has become one
+        strangers = mps.foreign()
+        assert strangers
+        assert "left alone" in mps.probe()[1]
+        with mps.Daemon() as daemon:
+            whole, tenth = rate(daemon.env, 100), rate(daemon.env, 10)
+            assert tenth < 0.3 * whole
+            folder = daemon.env["CUDA_MPS_PIPE_DIRECTORY"]
+            assert folder in mps.daemons().values()
+        assert folder not in mps.daemons().values()
+        assert not os.path.exists(folder)
+        assert mps.foreign() == strangers  # still there
+        assert mps.daemons().keys() == set(strangers)
+    finally:
+        subprocess.run([mps.CONTROL], input="quit", env={**os.environ, **theirs}, text=True, timeout=30)
+
+
+@needs_mps
+def test_a_daemon_left_by_a_killed_lab_is_stopped_by_the_next():
+    code = "import time; from paceline.lab import mps; d = mps.Daemon(); d.__enter__(); print('up', flush=True); time.sleep(99)"
+    before = mps.daemons()
+    launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout.readline() == "up\n"
+    assert mps.clean() == []
+    assert len(mps.daemons()) > len(before)
+    launcher.kill()
+    launcher.wait()
+    launcher.stdout.close()
+    assert len(mps.clean()) == 1
+    assert mps.daemons().keys() <= before.keys()
+
+
+MIXED = """
+import sys, torch, torch.nn.functional as F, paceline
+from tests.nets import flat, mlp, points
+pace = paceline.init(balance="fixed:3,1,1" if sys.argv[1:] == ["3"] else None, timeout_s=60)
+model = mlp().double().to(pace.device)
+optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+model = pace.wrap(model, optimizer)
+for x, y in pace.loader(points(120), 24):
+    F.cross_entropy(model(x.double()), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(pace.device.type, flat(model.module.cpu()).double().norm().item())
+"""
+
+
+class Kept(Screen):
+    def __init__(self):
+        self.text = ""
+
+    def out(self, text):
+        self.text += text
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_cpu_and_gpu_in_one_world_give_what_one_process_gives(tmp_path):
+    (tmp_path / "train.py").write_text(MIXED)
+    env = {"PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
+    found = []
+    for number, devices in enumerate((("cuda", "cpu", "cpu"), ("cpu",))):
+        workers = tuple(WorkerSpec(device=device) for device in devices)
+        cluster = Cluster("mixed", "", workers, mechanism="mixed", nodes=(Node("n", len(workers)),))
+        screen = Kept()
+        run_on(cluster, Start(tmp_path / "train.py", [str(len(workers))], tmp_path / str(number), env), screen)
+        kind, norm = screen.text.split()
+        assert kind == devices[0]
+        found.append(float(norm))
+    assert found[0] == pytest.approx(found[1], rel=1e-9)
+
+
+def compressed(compress):
+    pace = paceline.init(balance="fixed:1,2,3", timeout_s=60)
+    assert pace.comm.staged
+    model = mlp().to(pace.device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    model = pace.wrap(model, optimizer, compress=compress, bucket_cap_mb=0.0001)
+    loader = pace.loader(points(200), 24, drop_last=True)
+    for _ in range(5):
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return flat(model).cpu()
+
+
+def test_compressed_sums_of_gpu_gradients():
+    exact, close = ranks.run(3, compressed, None), ranks.run(3, compressed, "bf16")
+    assert all(torch.equal(one, close[0]) for one in close)
+    moved = (exact[0] - flat(mlp())).norm()
+    assert 0 < (close[0] - exact[0]).norm() < 0.01 * moved

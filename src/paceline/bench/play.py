@@ -67,22 +67,16 @@ def by_hand(cluster: Cluster, batch_size: int) -> tuple[int, ...]:
     return split_by_shares(cluster.shares(), batch_size, Limits.of(len(caps), cap=caps))
 
 
-def play(
-    suite: Suite, raw: Path, peers: Path, tell: Callable[[Turn, dict[str, Any]], None] = lambda turn, run: None
-) -> list[dict[str, Any]]:
+def play(suite: Suite, raw: Path, peers: Path, tell: Callable[[Turn, dict[str, Any]], None]) -> None:
     """Make every run of a suite.
 
     Args:
         suite: what to run.
         raw: folder for everything the runs write.
         peers: folder for the peers' environments.
-        tell: called after each run.
-
-    Returns:
-        One plain record per run: what it was, its `status`, and its figures.
+        tell: called after each run with one plain record: what it was, its `status`, and its figures.
     """
     pythons: dict[str, str | PeerMissing] = {}
-    runs = []
     for turn in turns(suite):
         name = turn.contender.name
         if turn.contender.peer and name not in pythons:
@@ -101,9 +95,7 @@ def play(
             record |= {"status": "not installed", "reason": python.reason}
         else:
             record |= _run(turn, suite, raw / turn.place, python)
-        runs.append(record)
         tell(turn, record)
-    return runs
 
 
 def _run(turn: Turn, suite: Suite, folder: Path, python: str) -> dict[str, Any]:

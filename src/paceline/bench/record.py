@@ -72,35 +72,61 @@ def gpu() -> str | None:
     return sentence if works else None
 
 
-def write(
-    folder: Path,
-    raw: Path,
-    suite: dict[str, Any],
-    runs: list[dict[str, Any]],
-    started: str,
-    cases: list[dict[str, Any]],
-) -> dict[str, Any]:
-    """Write the record; returns what went into record.json."""
-    from paceline.bench.plot import draw
+class Record:
+    """A record being made; record.json is written anew after every run, so that nothing is lost.
+
+    Args:
+        folder: where; must exist.
+        suite: as resolved.
+        cases: workload, cluster and target of each.
+        started: when.
+    """
+
+    def __init__(self, folder: Path, suite: dict[str, Any], cases: list[dict[str, Any]], started: str) -> None:
+        self.folder = folder
+        self.content: dict[str, Any] = {
+            "schema": SCHEMA,
+            "started": started,
+            "suite": suite,
+            "machine": {**machine(), "gpu": gpu()},
+            "versions": versions(),
+            "cases": cases,
+            "runs": [],
+        }
+
+    def add(self, run: dict[str, Any]) -> None:
+        """A run has ended."""
+        self.content["runs"].append(run)
+        half = self.folder / "record.json.part"
+        half.write_text(json.dumps(self.content))
+        half.replace(self.folder / "record.json")
+        if run["status"] not in ("ok", "not installed"):
+            name = f"{run['contender']}-{run['cluster']}-{run['seed']}.txt"
+            (self.folder / "failed").mkdir(exist_ok=True)
+            (self.folder / "failed" / name).write_text(run.get("reason", ""))
+
+    def finish(self, raw: Path) -> None:
+        """Add table, plots and the raw files."""
+        render(self.content, self.folder)
+        with tarfile.open(self.folder / "raw.tar.gz", "w:gz") as archive:
+            for path in sorted(raw.rglob("*")):
+                if path.is_file() and path.name.endswith(_KEPT):
+                    archive.add(path, path.relative_to(raw))
+
+
+def render(record: dict[str, Any], folder: Path) -> bool:
+    """Make the table and, where matplotlib is installed, the plots; whether there are plots."""
+    from importlib.util import find_spec
+
     from paceline.bench.table import tables
 
-    record = {
-        "schema": SCHEMA,
-        "started": started,
-        "suite": suite,
-        "machine": {**machine(), "gpu": gpu()},
-        "versions": versions(),
-        "cases": cases,
-        "runs": runs,
-    }
-    (folder / "record.json").write_text(json.dumps(record))
     (folder / "table.md").write_text(tables(record))
+    if find_spec("matplotlib") is None:
+        return False
+    from paceline.bench.plot import draw
+
     draw(record, folder)
-    with tarfile.open(folder / "raw.tar.gz", "w:gz") as archive:
-        for path in sorted(raw.rglob("*")):
-            if path.is_file() and path.name.endswith(_KEPT):
-                archive.add(path, path.relative_to(raw))
-    return record
+    return True
 
 
 def read(folder: Path) -> dict[str, Any]:

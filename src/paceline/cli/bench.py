@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,12 @@ def run(
     from dataclasses import replace
 
     from paceline.bench.play import play, turns
-    from paceline.bench.record import write
+    from paceline.bench.record import Record
     from paceline.bench.suite import load
     from paceline.bench.table import tables
     from paceline.bench.workloads import workload
     from paceline.cli.lab import check_cluster
 
-    _need_extra()
     chosen = load(suite)
     if contenders is not None:
         names = contenders.split(",")
@@ -90,44 +90,55 @@ def run(
         raise ConfigError(f"the record folder must not exist yet: {folder} does. Choose another --out") from None
     except OSError as error:
         raise ConfigError(f"the record folder must be writable: cannot make {folder} ({error.strerror})") from error
-    started = f"{datetime.now():%Y-%m-%dT%H:%M:%S}"
+    tasks = [(workload(name), cluster) for name in chosen.workloads for cluster in chosen.clusters]
+    cases = [
+        {
+            "workload": task.name,
+            "cluster": cluster.name,
+            "description": cluster.description,
+            "mechanism": cluster.mechanism,
+            "batch_size": chosen.batch_size or task.batch_size,
+            "target": chosen.target or task.target,
+            "higher_is_better": task.higher_is_better,
+        }
+        for task, cluster in tasks
+    ]
+    record = Record(folder, chosen.plain(), cases, f"{datetime.now():%Y-%m-%dT%H:%M:%S}")
     raw = Path(tempfile.mkdtemp(prefix="paceline-bench-"))
     peers = Path(os.environ.get("PACELINE_PEERS", Path.home() / ".cache" / "paceline" / "peers"))
-    total = sum(1 for _ in turns(chosen))
-    bar = _Bar(total, quiet=as_json)
+    bar = _Bar(sum(1 for _ in turns(chosen)), quiet=as_json)
+
+    def tell(turn: Any, one: dict[str, Any]) -> None:
+        record.add(one)
+        bar.tell(turn, one)
+
     try:
         with bar:
-            runs = play(chosen, raw, peers, bar.tell)
-        tasks = [(workload(name), cluster) for name in chosen.workloads for cluster in chosen.clusters]
-        cases = [
-            {
-                "workload": task.name,
-                "cluster": cluster.name,
-                "description": cluster.description,
-                "mechanism": cluster.mechanism,
-                "batch_size": chosen.batch_size or task.batch_size,
-                "target": chosen.target or task.target,
-                "higher_is_better": task.higher_is_better,
-            }
-            for task, cluster in tasks
-        ]
-        record = write(folder, raw, chosen.plain(), runs, started, cases)
-        failed = [one for one in runs if one["status"] not in ("ok", "not installed")]
-        for one in failed:
-            kept_at = folder / "failed" / f"{one['contender']}-{one['cluster']}-{one['seed']}.txt"
-            kept_at.parent.mkdir(exist_ok=True)
-            kept_at.write_text(one.get("reason", ""))
-    except BaseException:
-        if not any(folder.iterdir()):
-            folder.rmdir()
-        raise
+            play(chosen, raw, peers, tell)
     finally:
+        if record.content["runs"]:  # interrupted, it holds what there is
+            record.finish(raw)
+        else:
+            folder.rmdir()
         shutil.rmtree(raw, ignore_errors=True)
     if as_json:
-        click.echo(json.dumps({**record, "folder": str(folder)}))
+        click.echo(json.dumps({**record.content, "folder": str(folder)}))
     else:
-        click.echo(tables(record))
+        click.echo(tables(record.content))
+    if find_spec("matplotlib") is None:
+        say("no plots: they need matplotlib (pip install 'paceline[demo]', then `paceline bench render FOLDER`)")
     say(f"record in {folder}")
+
+
+@command.command()
+@click.argument("folder", type=Path)
+def render(folder: Path) -> None:
+    """Make the table and plots of the record in FOLDER anew, from its record.json."""
+    from paceline.bench.record import read
+    from paceline.bench.record import render as make
+
+    drawn = make(read(folder), folder)
+    say(f"wrote {folder / 'table.md'}{' and plots' if drawn else '; plots need matplotlib'}")
 
 
 @command.command()
@@ -208,10 +219,3 @@ class _Bar:
         if not self._quiet:
             place = f"{turn.workload}@{turn.cluster.name} seed {turn.seed}"
             self._console.print(f"{self._done}/{self._total} {turn.contender.name}, {place}: {shown}", markup=False)
-
-
-def _need_extra() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise ConfigError("the bench draws its records with matplotlib: pip install 'paceline[demo]'")

@@ -98,12 +98,16 @@ class _Later:
     def wait(self) -> Any:
         return self._finish()
 
+    def done(self) -> bool:
+        return False  # it takes part when it is waited for
+
 
 class LoopbackComm:
     """One worker's side of the double; satisfies `Comm`."""
 
     backend = "loopback"
     host = "loopback"
+    staged = False
 
     def __init__(self, world: LoopbackWorld, rank: int) -> None:
         self._world, self._rank = world, rank
@@ -127,7 +131,21 @@ class LoopbackComm:
         self._world.put(self._rank, verb, call, value)
         return call
 
-    def sum_(self, tensor: torch.Tensor) -> _Later:
+    def open_lanes(self, count: int) -> int:
+        """Every call finds its partners by its number: lanes are not needed."""
+        return count
+
+    def swap(self, theirs: torch.Tensor, mine: torch.Tensor, lane: int = 0) -> _Later:
+        """Start sending row i of `mine` to worker i."""
+        call = self._enter(f"swap{lane}", mine.clone())
+
+        def finish() -> None:
+            for row, sent in zip(theirs, self._world.take(self._rank, f"swap{lane}", call), strict=True):
+                row.copy_(sent[self._rank])
+
+        return _Later(finish)
+
+    def sum_(self, tensor: torch.Tensor, lane: int = 0) -> _Later:
         """Start summing in place; the sum is taken in rank order."""
         call = self._enter("sum_", tensor.clone())
 

@@ -24,6 +24,14 @@ class PendingGather(Protocol):
         ...
 
 
+class PendingSwap(Pending, Protocol):
+    """A swap under way."""
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
+
+
 @runtime_checkable
 class Comm(Protocol):
     """What one worker may do with the others. Calls are collective: every worker makes them in the same order."""
@@ -38,8 +46,26 @@ class Comm(Protocol):
         """How many workers there are."""
         ...
 
-    def sum_(self, tensor: torch.Tensor) -> Pending:
-        """Start summing `tensor` over all workers, in place."""
+    @property
+    def backend(self) -> str:
+        """What carries the bytes."""
+        ...
+
+    @property
+    def staged(self) -> bool:
+        """Whether gradients of GPUs go through host memory; the same answer on every worker."""
+        ...
+
+    def open_lanes(self, count: int) -> int:
+        """Make sure that at least `count` exchanges can be under way side by side; collective. Returns how many can."""
+        ...
+
+    def sum_(self, tensor: torch.Tensor, lane: int = 0) -> Pending:
+        """Start summing `tensor` over all workers, in place; lanes go round, and each keeps its order."""
+        ...
+
+    def swap(self, theirs: torch.Tensor, mine: torch.Tensor, lane: int = 0) -> PendingSwap:
+        """Start sending row i of `mine` to worker i; row j of `theirs` will be worker j's."""
         ...
 
     def gather(self, row: torch.Tensor) -> PendingGather:

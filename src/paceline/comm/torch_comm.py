@@ -37,6 +37,9 @@ class _Work:
         with self._comm.naming(self._what):
             self._work.wait()
 
+    def done(self) -> bool:
+        return bool(self._work.is_completed())
+
 
 class _TwoHops:
     """A sum in two hops: every worker sums one slice of everybody's tensor, then hands its slice to everybody.
@@ -91,11 +94,14 @@ class TorchComm:
         self._timeout_s = timeout_s
         self._prefix = f"paceline/{next(_generation)}"
         self._owns = not dist.is_initialized()
+        self._gpus: list[str | None] = [None]
         if self._owns:
             self._join(device, backend)
         else:
             self._store = dist.PrefixStore(self._prefix, _default_store())
+            self._hello(dist.get_rank(), dist.get_world_size(), device)
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
+        self._lanes: list[Any] = []
         self._host, self._pid = socket.gethostname(), os.getpid()
         self._pulse = Pulse(self._store, self._rank, self._size, self._host, self._pid)
         self._closed = False
@@ -119,16 +125,16 @@ class TorchComm:
             ) from error
         store.set_timeout(timeout)
         self._store = dist.PrefixStore(self._prefix, store)
-        hellos = self._hello(rank, size, device)
+        self._hello(rank, size, device)
         if backend is None:
-            gpus = [hello["gpu"] for hello in hellos]
-            backend = "cpu:gloo,cuda:nccl" if None not in gpus and len(set(gpus)) == size else "gloo"
+            each_its_own = None not in self._gpus and len(set(self._gpus)) == size
+            backend = "cpu:gloo,cuda:nccl" if each_its_own else "gloo"
         dist.init_process_group(
             backend, store=dist.PrefixStore("torch", self._store), rank=rank, world_size=size, timeout=timeout
         )
 
-    def _hello(self, rank: int, size: int, device: torch.device) -> list[dict[str, Any]]:
-        """Everybody's machine and GPU; who does not show up is named."""
+    def _hello(self, rank: int, size: int, device: torch.device) -> None:
+        """Learn everybody's GPU; who does not show up is named."""
         host = socket.gethostname()
         gpu = f"{host}/{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None
         self._store.set(f"hello/{rank}", json.dumps({"host": host, "gpu": gpu}))
@@ -141,7 +147,20 @@ class TorchComm:
                 f"their logs, or raise timeout_s",
                 missing,
             ) from error
-        return [json.loads(self._store.get(f"hello/{other}")) for other in range(size)]
+        self._gpus = [json.loads(self._store.get(f"hello/{other}"))["gpu"] for other in range(size)]
+
+    @property
+    def staged(self) -> bool:
+        """Whether gradients of GPUs go through host memory."""
+        return self._size > 1 and self.backend == "gloo" and any(gpu is not None for gpu in self._gpus)
+
+    def open_lanes(self, count: int) -> int:
+        """Make groups with sockets and threads of their own until there are `count` lanes."""
+        with self.naming("opening lanes"):
+            while len(self._lanes) < count and self._size > 1:
+                store = dist.PrefixStore(f"lane/{len(self._lanes)}", self._store)
+                self._lanes.append(_lane(store, self._rank, self._size, self._timeout_s))
+        return max(1, len(self._lanes))
 
     @property
     def rank(self) -> int:
@@ -158,13 +177,21 @@ class TorchComm:
         """This machine's name."""
         return self._host
 
-    def sum_(self, tensor: torch.Tensor) -> _Work | _TwoHops:
+    def sum_(self, tensor: torch.Tensor, lane: int = 0) -> _Work | _TwoHops:
         """Start summing `tensor` over all workers, in place."""
-        small = tensor.device.type == "cpu" and tensor.nbytes <= TWO_HOP_BYTES
+        small = tensor.nbytes <= TWO_HOP_BYTES and not any(self._gpus)  # all workers must choose alike
         with self.naming(SUM):
+            if self._lanes:
+                return _Work(self, self._lanes[lane % len(self._lanes)].allreduce([tensor]), SUM)
             if small and 2 < self._size <= TWO_HOP_WORKERS:
                 return _TwoHops(self, tensor)
             return _Work(self, dist.all_reduce(tensor, async_op=True), SUM)
+
+    def swap(self, theirs: torch.Tensor, mine: torch.Tensor, lane: int = 0) -> _Work:
+        """Start sending row i of `mine` to worker i."""
+        with self.naming(SUM):
+            group = self._lanes[lane % len(self._lanes)]
+            return _Work(self, group.alltoall_base(theirs, mine, [], [], dist.AllToAllOptions()), SUM)
 
     def gather(self, row: torch.Tensor) -> _Gathered:
         """Start gathering one short float64 row from every worker."""
@@ -251,7 +278,19 @@ class TorchComm:
             # A gloo thread drops the tensors of its last operation after that has ended, and needs the interpreter lock for it.
             # Destroying the group joins the thread while holding the lock: a deadlock, unless the drop has happened by then.
             time.sleep(_SETTLE_S)
+            self._lanes.clear()
             dist.destroy_process_group()
+
+
+def _lane(store: Any, rank: int, size: int, timeout_s: float) -> Any:
+    """A gloo group with one thread: more would spin while they wait for the GPU. `new_group` gives two and no choice."""
+    options = dist.ProcessGroupGloo._Options()
+    names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    make = dist.ProcessGroupGloo
+    options._devices = [make.create_device(interface=name) for name in names] or [make.create_default_device()]
+    options._threads = 1
+    options._timeout = timedelta(seconds=timeout_s)
+    return dist.ProcessGroupGloo(store, rank, size, options)
 
 
 def _of_network(error: RuntimeError) -> bool:

@@ -39,11 +39,12 @@ def probe() -> tuple[bool, str]:
 
 
 def daemons() -> dict[int, str]:
-    """Every MPS process that can be seen, with its pipe folder ("" for the default one, or if it may not be read)."""
+    """Every MPS process that can be seen and lives, with its pipe folder ("" for the default, or if it may not be read)."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if not (folder / "comm").read_text().startswith("nvidia-cuda-mps"):
+            named = (folder / "comm").read_text().startswith("nvidia-cuda-mps")
+            if not named or (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
                 continue
         except OSError:
             continue
@@ -51,14 +52,13 @@ def daemons() -> dict[int, str]:
             variables = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             variables = []
-        place = next((one.partition("=")[2] for one in variables if one.startswith(f"{PIPES}=")), "")
-        found[int(folder.name)] = place
+        found[int(folder.name)] = next((one.partition("=")[2] for one in variables if one.startswith(f"{PIPES}=")), "")
     return found
 
 
 def foreign() -> list[int]:
     """MPS processes that no lab started."""
-    return [pid for pid, place in daemons().items() if owner_alive(Path(place).parent.name) is None]
+    return [pid for pid, pipe in daemons().items() if owner_alive(Path(pipe).parent.name) is None]
 
 
 class Daemon:

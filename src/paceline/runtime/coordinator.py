@@ -61,6 +61,8 @@ class Coordinator:
         self._state = policy.init(comm.size)
         self.book = PlanBook(Plan(0, policy, self._state, limits))
         self._times: list[StepTimes] = []
+        self._sizes: set[int] = set()  # batches this worker has had
+        self._fresh: set[int] = set()  # steps that were the first of their size
         self._under_way: PendingGather | _Kept | None = None
         self._asked: tuple[int, int, bool] = (0, 0, False)  # step, epoch, ends_epoch of the gather under way
         self._last_ask = 0
@@ -85,6 +87,11 @@ class Coordinator:
         for times in self._meter.take():
             if not times.finite:
                 self._poisoned_step = times.step if self._poisoned_step < 0 else self._poisoned_step
+            if (
+                times.samples not in self._sizes
+            ):  # kernels are chosen and memory is taken for a new shape: once, and slowly
+                self._sizes.add(times.samples)
+                self._fresh.add(times.step)
             if times.step >= WARM_UP_STEPS:
                 self._times.append(times)
         if self._under_way is not None:
@@ -101,7 +108,8 @@ class Coordinator:
         row[1] = self.learned_cap
         row[2] = self._poisoned_step
         row[3], row[4] = step, epoch
-        recent = [times for times in self._times if times.full][-self._every :]
+        full = [times for times in self._times if times.full]
+        recent = ([times for times in full if times.step not in self._fresh] or full)[-self._every :]
         for slot, times in enumerate(recent):
             begin = _HEAD + slot * len(COLUMNS)
             row[begin : begin + len(COLUMNS)] = torch.tensor(
@@ -109,7 +117,7 @@ class Coordinator:
             )
         columns = {name: [getattr(times, name) for times in self._times] for name in ("step", *COLUMNS)}
         self._log.write("steps", **columns)
-        self._times = []
+        self._times, self._fresh = [], set()
         self._under_way = self._comm.gather(row)
         self._asked, self._last_ask = (step - 1, epoch, ends_epoch), step
 

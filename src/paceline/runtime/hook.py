@@ -18,6 +18,7 @@ import torch
 from paceline.comm import EXCHANGING, Comm
 from paceline.errors import PacelineError
 from paceline.runtime.batches import each_tensor
+from paceline.runtime.compress import HalfSum
 from paceline.runtime.meter import Meter
 
 SMALL = (torch.float16, torch.bfloat16)
@@ -54,6 +55,7 @@ class WeightedSum:
 
     def __init__(self, comm: Comm, meter: Meter | None = None) -> None:
         self.comm = comm
+        self.half: HalfSum | None = None
         self.meter = meter or Meter()
         self.step = -1
         self.samples = 0
@@ -130,7 +132,12 @@ class WeightedSum:
         wire = buffer.float() if buffer.dtype in SMALL else buffer
         on_cuda = buffer.device.type == "cuda"
         future = torch.futures.Future(devices=[buffer.device] if on_cuda else None)
-        self._under_way.append((self.comm.sum_(wire), future, buffer, wire))
+        place = len(self._under_way)
+        if self.half is not None and wire is buffer:
+            work: Any = self.half.start(buffer, place)
+        else:
+            work = self.comm.sum_(wire, place)
+        self._under_way.append((work, future, buffer, wire))
         return future
 
     def last_sent(self) -> None:

@@ -132,6 +132,12 @@ class Meter:
         """The last gradients are ready to be sent."""
         if self._open is not None:
             self._open.ready = self._clock.mark()
+            on_gpu = [norm for norm in self._open.norms if norm.device.type == "cuda"]
+            if on_gpu:  # one copy for all of them
+                joined = torch.stack(on_gpu)
+                host = torch.empty(joined.shape, dtype=joined.dtype, pin_memory=True)
+                host.copy_(joined, non_blocking=True)
+                self._open.norms = [host]
 
     def summed(self) -> None:
         """The sum over all workers has arrived."""
@@ -147,10 +153,6 @@ class Meter:
     def norm(self, value: torch.Tensor) -> None:
         """The norm of a part of this worker's own gradient; only whether it is finite is used here."""
         if self._open is not None:
-            if value.device.type == "cuda":
-                host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
-                host.copy_(value, non_blocking=True)
-                value = host
             self._open.norms.append(value)
 
     def drop(self) -> None:
@@ -181,7 +183,7 @@ class Meter:
         ready = marks.ready if marks.ready is not None else marks.closed
         summed = marks.summed if marks.summed is not None else ready
         updated = marks.updated if marks.updated is not None else summed
-        poisoned = marks.updated_once and not all(math.isfinite(float(norm)) for norm in marks.norms)
+        poisoned = marks.updated_once and not all(math.isfinite(float(norm.sum())) for norm in marks.norms)
         return StepTimes(
             step=marks.step,
             samples=marks.samples,

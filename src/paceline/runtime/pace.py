@@ -149,17 +149,26 @@ class Pace:
         """Whether this is worker 0, the one that prints."""
         return self.comm.rank == 0
 
-    def wrap(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, **ddp: Any) -> PacedModel:
+    def wrap(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        compress: str | None = None,
+        **ddp: Any,
+    ) -> PacedModel:
         """DistributedDataParallel with gradients summed by share; the loop around it stays as it is.
 
         Args:
             model: on `pace.device`.
             optimizer: the model's; its steps are timed, and it is saved with the model.
+            compress: "bf16" sends half the bytes: gradients are rounded on the wire and summed in fp32, and what rounding
+                took is made good in later steps. Single updates are then no longer exact. Over gloo only.
             ddp: further arguments of DistributedDataParallel (`find_unused_parameters=True`, ...).
         """
         if self._model is not None:
             raise ConfigError("pace.wrap was called before: one model per pace. Put several networks into one module")
-        self._model = wrap(model, self.comm, self._total, self.device, **ddp)
+        self._model = wrap(model, self.comm, self._total, self.device, compress, **ddp)
         if optimizer is not None:
             self._optimizer = optimizer
             self._hooks.append(optimizer.register_step_post_hook(self._after_update))
