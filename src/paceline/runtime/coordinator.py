@@ -87,9 +87,7 @@ class Coordinator:
         for times in self._meter.take():
             if not times.finite:
                 self._poisoned_step = times.step if self._poisoned_step < 0 else self._poisoned_step
-            if (
-                times.samples not in self._sizes
-            ):  # kernels are chosen and memory is taken for a new shape: once, and slowly
+            if times.samples not in self._sizes:  # kernels are chosen for a new shape: once, and slowly
                 self._sizes.add(times.samples)
                 self._fresh.add(times.step)
             if times.step >= WARM_UP_STEPS:
