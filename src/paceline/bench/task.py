@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -152,7 +153,7 @@ class Task:
 
     def loss(self, model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """Mean loss over the batch; in bf16 autocast on a GPU."""
-        with torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda"):
+        with torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext():
             return self.workload.loss(model, batch)
 
     def stepped(self, module: nn.Module) -> bool:
@@ -172,6 +173,8 @@ class Task:
         self._write({"step": self._step, "train_s": self._train_s})
         if testing:
             self._evaluate(module)
+        if over and self._file is not None:
+            self._file.close()
         self._since = time.perf_counter()
         return over
 
