@@ -253,7 +253,7 @@ def test_the_table():
         for line in text.splitlines()
         if "|" in line
     }
-    assert rows["affine"][:5] == ["1.1 ± 0.0", "890 ± 10", "0.890", "0.890", "5.6 ± 0.1"]
+    assert rows["affine"][:5] == ["1.1 ± 0.0", "890 ± 10", "0.890", "0.890", "5.6 ± 0.1 s"]
     assert rows["ddp"][2] == "0.410"
     assert rows["torchft"][0] == "not installed: no / way"
     assert rows["affine / ddp"] == ["0.600", "0.461", "nowhere"]

@@ -1,4 +1,7 @@
-"""One run of one contender in a process of its own, so that it can be killed: `python -m paceline.bench.one SPEC_JSON`."""
+"""One run of one contender in a process of its own, so that it can be killed.
+
+`python -m paceline.bench.one SPEC_JSON PYTHON`, with the interpreter of its workers.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,11 @@ class Silent(Screen):
 def main() -> None:
     """Run it on its cluster."""
     die_with_launcher()
-    path = Path(sys.argv[1])
+    path, python = Path(sys.argv[1]), sys.argv[2]
     spec = json.loads(path.read_text())
     settings = {"run_dir": str(path.parent), **({"max_local_batch": spec["caps"]} if any(spec["caps"]) else {})}
     env = {"PACELINE_CLI": json.dumps(settings)} if spec["module"] == "ours" else {}
-    start = Start("-m paceline.bench.train", [str(path)], path.parent, env, spec["python"])
+    start = Start("-m paceline.bench.train", [str(path)], path.parent, env, python)
     try:
         run_on(Cluster.from_plain(spec["cluster"]), start, Silent())
     except PacelineError as error:

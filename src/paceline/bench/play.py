@@ -112,14 +112,12 @@ def _run(turn: Turn, suite: Suite, folder: Path, python: str) -> dict[str, Any]:
         "steps": SOLO_STEPS if solo else suite.steps,
         "test_every": 0 if solo else suite.test_every,
         "train_rows": suite.train_rows,
-        "marks": str((folder / "marks.jsonl").resolve()),
         "caps": [worker.max_local_batch for worker in cluster.workers],
-        "python": python,
     }
     path = folder.resolve() / "spec.json"
     path.write_text(json.dumps(spec))
     begun = time.monotonic()
-    status, reason = _supervise(path, suite.timeout_s)
+    status, reason = _supervise(path, python, suite.timeout_s)
     found: dict[str, Any] = {"status": status, "wall_s": time.monotonic() - begun}
     if status != "ok":
         return {**found, "reason": reason}
@@ -134,11 +132,11 @@ def _better_high(name: str) -> bool:
     return workload(name).higher_is_better
 
 
-def _supervise(spec: Path, timeout_s: float) -> tuple[str, str]:
+def _supervise(spec: Path, python: str, timeout_s: float) -> tuple[str, str]:
     """Run, and kill at the timeout: `ok`, `failed` or `killed`, and the reason."""
     with (spec.parent / "launcher.err").open("wb") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "paceline.bench.one", str(spec)],
+            [sys.executable, "-m", "paceline.bench.one", str(spec), python],
             stdout=subprocess.DEVNULL,
             stderr=errors,
             env={**os.environ, LAUNCHER: str(os.getpid())},

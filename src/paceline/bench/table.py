@@ -38,21 +38,38 @@ def rates(runs: list[dict[str, Any]], key: str = "samples_per_s") -> list[float]
 
 def tables(record: dict[str, Any]) -> str:
     """The record as Markdown."""
-    suite, host = record["suite"], record["machine"]
-    where = host.get("gpu") or f"{host['cores']} cores"
-    tools = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if name != "numpy")
-    lines = [
-        f"# {suite['name']}",
-        "",
-        f"{suite['description']}.",
-        "",
-        f"{record['started'][:10]}; {where}; {tools}, Python {host['python']}. {suite['steps']} steps a run, "
-        f"{len(suite['seeds'])} seeds, the first {suite['warm_up']} steps left out of samples/s. Median ± half the range over "
-        f"seeds.",
-    ]
+    lines = [f"# {record['suite']['name']}", "", preamble(record)]
     for case in record["cases"]:
         lines += ["", *case_table(record, case)]
     return "\n".join(lines) + "\n"
+
+
+def preamble(record: dict[str, Any]) -> str:
+    """What was run, when and on what."""
+    suite, host = record["suite"], record["machine"]
+    where = host.get("gpu") or f"{host['cores']} cores"
+    tools = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if name != "numpy")
+    seeds = len({run["seed"] for run in record["runs"] if run["contender"] != "solo"})
+    return (
+        f"{suite['description']}.\n\n{record['started'][:10]}; {where}; {tools}, Python {host['python']}. {suite['steps']} steps "
+        f"a run, {seeds} {'seed' if seeds == 1 else 'seeds'}, the first {suite['warm_up']} steps left out of samples/s. Median ± "
+        f"half the range over seeds."
+    )
+
+
+def headline(record: dict[str, Any], case: dict[str, Any]) -> list[str]:
+    """A short table of one case."""
+    by_name = of_case(record, case)
+    total = limit(by_name["solo"])
+    lines = ["| | samples/s | of the workers' own rates | time to target |", "|---|---|---|---|"]
+    for name, runs in by_name.items():
+        if name == "solo" or not rates(runs):
+            continue
+        speed = statistics.median(rates(runs))
+        share = f"{speed / total:.0%}" if total else ""
+        lines.append(f"| {name} | {speed:.0f} | {share} | {_to_target(runs)} |".replace(" |  |", " | |"))
+    missing = [f"{name}: {_why(runs)}" for name, runs in by_name.items() if name != "solo" and not rates(runs)]
+    return lines + ([""] if missing else []) + missing
 
 
 def case_table(record: dict[str, Any], case: dict[str, Any]) -> list[str]:
@@ -75,8 +92,8 @@ def case_table(record: dict[str, Any], case: dict[str, Any]) -> list[str]:
         ]
     else:
         lines += ["", f"Workers alone: {_why(by_name['solo'])}."]
-    head = ["contender", "step, ms", "samples/s", "of solo sum", *(["of optimum"] if known else [])]
-    head += ["time to target, s", "final score", "plans", "last split"]
+    head = ["contender", "median step, ms", "samples/s", "of solo sum", *(["of optimum"] if known else [])]
+    head += ["time to target", "final score", "plans", "last split"]
     lines += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, runs in by_name.items():
         if name == "solo":
@@ -119,7 +136,7 @@ def _to_target(runs: list[dict[str, Any]]) -> str:
     if not reached:
         return "not reached"
     value, spread = middle(reached)
-    text = f"{value:.1f} ± {spread:.1f}"
+    text = f"{value:.1f} ± {spread:.1f} s"
     return text if len(reached) == len(done) else f"{text} ({len(reached)} of {len(done)})"
 
 

@@ -16,7 +16,8 @@ from paceline.bench.workloads import workload
 
 def main() -> None:
     """Train as the contender the file names."""
-    spec = json.loads(Path(sys.argv[1]).read_text())
+    path = Path(sys.argv[1])
+    spec = json.loads(path.read_text())
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     task = Task(
         workload(spec["workload"]),
@@ -28,7 +29,7 @@ def main() -> None:
         int(os.environ["WORLD_SIZE"]),
         device,
         spec["options"],
-        Path(spec["marks"]),
+        path.parent / "marks.jsonl",
         spec["train_rows"],
     )
     import_module(f"paceline.bench.contenders.{spec['module']}").train(task)
