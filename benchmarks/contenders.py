@@ -13,32 +13,24 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.bench.task import Rows, as_it_is
+from paceline.bench.workloads import workload
 from paceline.comm import TorchComm
 from paceline.config import Settings
 from paceline.lab.paced import Pacer
-from paceline.lab.scripts.digits import data, net
 from paceline.runtime.pace import Pace
 
-
-class Rows(torch.utils.data.Dataset):
-    """A dataset that hands out a whole batch at once, so that collating costs nobody anything."""
-
-    def __init__(self, repeat: int) -> None:
-        self.tensors = [tensor.repeat(repeat, *[1] * (tensor.dim() - 1)) for tensor in data()[0].tensors]
-
-    def __len__(self) -> int:
-        return len(self.tensors[0])
-
-    def __getitem__(self, index: int) -> Any:
-        return self.tensors[0][index], self.tensors[1][index]
-
-    def __getitems__(self, indices: list[int]) -> Any:
-        chosen = torch.tensor(indices)
-        return self.tensors[0][chosen], self.tensors[1][chosen]
+TASK = workload("cnn-digits")
 
 
-def as_it_is(batch: Any) -> Any:
-    return batch
+def rows(repeat: int) -> Rows:
+    """The digits, several times over."""
+    return Rows(*(tensor.repeat(repeat, *[1] * (tensor.dim() - 1)) for tensor in TASK.data()[0].tensors))
+
+
+def net() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return TASK.model()
 
 
 class Ddp:
@@ -53,7 +45,7 @@ class Ddp:
         self.model = DistributedDataParallel(net())
         pacer.attach(self.model)
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
-        self._rows = Rows(repeat)
+        self._rows = rows(repeat)
         self._batches = self._forever()
 
     def _forever(self) -> Iterator[Any]:
@@ -85,7 +77,7 @@ class Paceline:
         self._optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         self.model = self.pace.wrap(model, self._optimizer)
         pacer.attach(self.model)
-        self._loader = self.pace.loader(Rows(repeat), total, drop_last=True, collate_fn=as_it_is)
+        self._loader = self.pace.loader(rows(repeat), total, drop_last=True, collate_fn=as_it_is)
         self._batches = self._forever()
 
     def _forever(self) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.comm.launch import Job, Screen, launch
+from paceline.comm.launch import Job, Silent, launch
 from paceline.lab.clusterfile import load
 
 
@@ -38,11 +38,6 @@ class Case:
     repeat: int = 1
 
 
-class Quiet(Screen):
-    def out(self, text: str) -> None:
-        pass
-
-
 def run(case: Case, folder: Path) -> dict[str, Any]:
     """Run a case; returns per contender the time of every step (the slowest rank's) and its split."""
     out = folder / case.name
@@ -54,7 +49,7 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
         out / "logs",
         {"PYTHONPATH": path},
     )
-    launch(job, Quiet())
+    launch(job, Silent())
     ranks = [json.loads((out / f"rank-{rank}.json").read_text()) for rank in range(job.nproc)]
     steps = {
         name: [max(times) for times in zip(*([step[0] for step in rank["times"][name]] for rank in ranks), strict=True)]

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from paceline.bench.compare import compare
-from paceline.bench.play import by_hand, turns
+from paceline.bench.play import by_hand, check, play, turns
 from paceline.bench.record import SCHEMA, figures, read
 from paceline.bench.roster import contender
 from paceline.bench.suite import load, parse, shipped
@@ -25,8 +26,9 @@ from paceline.bench.task import Task
 from paceline.bench.workloads import NAMES, workload
 from paceline.bench.workloads.data import FOLDER, fashion, idx
 from paceline.errors import ConfigError
-from paceline.lab.cluster import Cluster, WorkerSpec
+from paceline.lab.cluster import Cluster, Disturbance, WorkerSpec
 from paceline.lab.clusterfile import load as load_cluster
+from paceline.lab.worker import pid_path
 
 GOOD = """
 name = "mine"
@@ -109,6 +111,7 @@ def test_the_split_by_hand():
     assert by_hand(load_cluster("gpu-shares-4"), 2048) == (1024, 512, 307, 205)
     capped = Cluster("c", "", (WorkerSpec(cores=1.0, max_local_batch=4), WorkerSpec(cores=1.0)), mechanism="cgroup")
     assert by_hand(capped, 16) == (4, 12)
+    assert by_hand(load_cluster("cpu-plus-gpu"), 30) == (10, 10, 10)  # nobody knows
 
 
 def test_a_contender_by_name():
@@ -336,6 +339,7 @@ def put(folder, timeout_s):
     (folder / "s.toml").write_text(SUITE.replace("TIMEOUT", str(timeout_s)))
 
 
+@pytest.mark.timeout(300)
 def test_a_suite_for_real_with_a_peer_that_cannot_be_installed(tmp_path):
     put(tmp_path, 100)
     nothing = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PACELINE_PEERS": str(tmp_path / "peers")}
@@ -365,16 +369,53 @@ def test_a_suite_for_real_with_a_peer_that_cannot_be_installed(tmp_path):
     assert [row["verdict"] for row in json.loads(same.stdout)] == ["same"]
 
 
-def test_a_contender_that_does_not_end_is_killed_and_the_rest_goes_on(tmp_path):
-    put(tmp_path, 1)
-    done = bench("s.toml", "--contenders", "affine", "--out", "record", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    runs = json.loads((tmp_path / "record" / "record.json").read_text())["runs"]
-    assert [(run["contender"], run["status"]) for run in runs] == [("solo", "killed"), ("affine", "killed")]
-    assert runs[1]["reason"] == "did not end within 1 s"
-    assert "killed: did not end within 1 s" in (tmp_path / "record" / "table.md").read_text()
-    left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True).stdout
-    assert not left
+@pytest.mark.timeout(200)
+def test_a_contender_that_hangs_is_killed_and_the_rest_goes_on(tmp_path):
+    """A worker stops for good in the middle: its run is killed at the timeout, and the next one is made."""
+    put(tmp_path, 100)
+    suite = parse(SUITE.replace("TIMEOUT", "100"), "s.toml", tmp_path)
+    hung = replace(
+        suite.clusters[0], name="hung", disturbances=(Disturbance("pause", 1, seconds=(1e6, 1e6), from_step=3),)
+    )
+    suite = replace(suite, clusters=(hung, *suite.clusters), contenders=("ddp",), timeout_s=25.0)
+    told, pids = [], []
+
+    def tell(turn, run):
+        told.append(run)
+        lab = tmp_path / "raw" / turn.place / "lab"
+        pids.extend(int(pid_path(lab, worker).read_text()) for worker in range(2))
+        if turn.cluster.name == "hung":
+            steps = (tmp_path / "raw" / turn.place / "marks.jsonl").read_text().splitlines()
+            assert len(steps) < suite.steps
+
+    play(suite, tmp_path / "raw", tmp_path / "peers", tell, limit=False)
+    assert [(run["cluster"], run["status"]) for run in told] == [("hung", "killed"), ("pair", "ok")]
+    assert told[0]["reason"] == "did not end within 25 s"
+    assert len(pids) == 4
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_a_solo_run_that_failed_once_does_not_spoil_the_table():
+    record = made_up()
+    good = record["runs"][0]
+    record["runs"].insert(0, {**good, "seed": 9, "status": "killed", "reason": "slow"})
+    del record["runs"][0]["solo"]
+    assert "[3, 5]: 1000 samples/s in all" in tables(record)
+    record["runs"] = [run for run in record["runs"] if "solo" not in run]
+    assert "Workers alone: killed: slow." in tables(record)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train_rows": 100}, "batch_size must not exceed the rows to train on: mlp-fixed has 100, got batch_size=128"),
+        ({"batch_size": 3}, "at least one sample per worker: cluster 'two-generations' has 4, got 3"),
+        ({"batch_size": 1437, "clusters": (Cluster("tiny", "", (WorkerSpec(max_local_batch=4),)),)}, "holds at most 4"),
+    ],
+)
+def test_what_would_loop_for_ever_is_refused(change, message):
+    with pytest.raises(ConfigError, match=message):
+        check(replace(parse(GOOD, "s.toml"), **change))
 
 
 @pytest.mark.parametrize(

@@ -301,7 +301,18 @@ def test_help_of_every_command():
 
     from paceline.cli import cli
 
-    for command in ((), ("run",), ("lab",), ("lab", "run"), ("lab", "clusters"), ("demo",)):
+    for command in (
+        (),
+        ("run",),
+        ("lab",),
+        ("lab", "run"),
+        ("lab", "clusters"),
+        ("lab", "limit"),
+        ("lab", "probe"),
+        ("bench",),
+        ("bench", "run"),
+        ("demo",),
+    ):
         done = CliRunner().invoke(cli, [*command, "--help"], prog_name="paceline")
         assert done.exit_code == 0
         assert done.output.startswith("Usage: paceline")

@@ -228,3 +228,28 @@ def test_lines_of_odd_files():
         ("x", 2): 14,
         ("x", 2, "z", 0): 15,
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[workers]]\nmax_local_batch = 0", "line 2: max_local_batch must be a whole number of at least 1"),
+        ("[[workers]]\ncount = 0", "line 2: count must be a whole number of at least 1"),
+        ("[[workers]]\nspeed = 1" + 400 * "0", "line 2: speed must be a number above 0"),
+        ("name = 'a/b'\n[[workers]]", "line 1: name must be letters, digits"),
+        ("mechanism = 'cgroup'\n[[workers]]\ncores = 0.001", "line 3: cores must be at least 0.01"),
+        (
+            "[[workers]]\n[[disturbances]]\nworker = 0\nfactor = 2\nfrom_step = 5\nuntil_step = 5",
+            "line 6: until_step must come after from_step, got 5",
+        ),
+    ],
+)
+def test_more_bad_files(text, message):
+    with pytest.raises(ConfigError, match=message):
+        parse(text, "c.toml")
+
+
+def test_a_file_that_is_no_text(tmp_path):
+    (tmp_path / "c.toml").write_bytes(b"name = '\xff'")
+    with pytest.raises(ConfigError, match="must be a readable text file in UTF-8"):
+        load(str(tmp_path / "c.toml"))

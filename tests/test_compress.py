@@ -105,6 +105,32 @@ def test_training_ends_near_the_exact_result():
     assert 0 < (close[0] - exact[0]).norm() < 0.01 * moved
 
 
+def mixed(_):
+    """A small bucket at every place, among compressed ones: lanes must be used in the same order everywhere."""
+    comm = TorchComm(torch.device("cpu"), None, 60)
+    total = WeightedSum(comm)
+    total.half = HalfSum(comm)
+    total.weigh(1.0)
+    for step in range(40):
+        buffers = [
+            torch.full((50_000,), float(comm.rank + place), dtype=torch.bfloat16 if place in (1, 2) else torch.float32)
+            for place in range(6)
+        ]
+        if (comm.rank + step) % 3 == 0:
+            torch.randn(300, 300) @ torch.randn(300, 300)  # workers are not in step
+        for buffer in buffers:
+            total.send(buffer)
+        total.last_sent()
+        total.finish()
+        for place, buffer in enumerate(buffers):
+            assert buffer[[0, -1]].tolist() == [sum(rank + place for rank in range(comm.size))] * 2
+    comm.close(graceful=True)
+
+
+def test_compressed_and_other_buckets_side_by_side():
+    ranks.run(3, mixed, None)
+
+
 def test_bad_compression():
     pace = paceline.init()
     with pytest.raises(ConfigError, match="compress must be None or 'bf16', got 'fp8'"):

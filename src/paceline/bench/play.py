@@ -11,20 +11,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.peers import PeerMissing, environment
+from paceline.bench.peers import PeerMissing, environment, versions
 from paceline.bench.record import figures
 from paceline.bench.roster import SOLO, Contender, contender
 from paceline.bench.suite import Suite
+from paceline.errors import ConfigError
 from paceline.lab.cluster import Cluster
+from paceline.lab.start import clean
 from paceline.policies.balance.shares import split_by_shares
 from paceline.process import LAUNCHER
 from paceline.types import Limits
 
 SOLO_STEPS = 15
-GRACE_S = 20.0
+GRACE_S = 60.0  # more than a lab of several nodes takes to end in order
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,11 @@ class Turn:
         return f"{self.workload}@{self.cluster.name}/{self.contender.name}/seed-{self.seed}"
 
 
-def turns(suite: Suite) -> Iterator[Turn]:
-    """All runs in order: within a seed, contenders of one case follow each other; each seed begins with another one."""
+def turns(suite: Suite, *, limit: bool = True) -> Iterator[Turn]:
+    """All runs in order: within a seed, contenders of one case follow each other; each seed begins with another one.
+
+    With `limit` every case first measures its workers alone.
+    """
     from paceline.bench.workloads import workload
 
     for number, seed in enumerate(suite.seeds):
@@ -55,7 +61,7 @@ def turns(suite: Suite) -> Iterator[Turn]:
             for cluster in suite.clusters:
                 shift = number % len(suite.contenders)
                 order = [*suite.contenders[shift:], *suite.contenders[:shift]]
-                for one in [SOLO, *map(contender, order)]:
+                for one in [*([SOLO] if limit else []), *map(contender, order)]:
                     yield Turn(name, cluster, one, seed, batch_size, target)
 
 
@@ -67,7 +73,41 @@ def by_hand(cluster: Cluster, batch_size: int) -> tuple[int, ...]:
     return split_by_shares(cluster.shares(), batch_size, Limits.of(len(caps), cap=caps))
 
 
-def play(suite: Suite, raw: Path, peers: Path, tell: Callable[[Turn, dict[str, Any]], None]) -> None:
+def check(suite: Suite) -> None:
+    """Refuse what would fail, or loop for ever, when its turn comes.
+
+    Raises:
+        ConfigError: a batch that the workers cannot hold, or that is larger than the data; a dataset that is missing.
+    """
+    for turn in turns(suite, limit=False):
+        size = len(turn.cluster.workers)
+        if turn.batch_size < size:
+            raise ConfigError(
+                f"batch_size must be at least one sample per worker: cluster {turn.cluster.name!r} has {size}, got "
+                f"{turn.batch_size}"
+            )
+        by_hand(turn.cluster, turn.batch_size)
+    from paceline.bench.workloads import workload
+
+    for name in suite.workloads:
+        rows = len(workload(name).data()[0])  # a missing dataset is said now, not after an hour
+        batch_size = suite.batch_size or workload(name).batch_size
+        if batch_size > min(rows, suite.train_rows or rows):
+            raise ConfigError(
+                f"batch_size must not exceed the rows to train on: {name} has {min(rows, suite.train_rows or rows)}, got "
+                f"batch_size={batch_size}"
+            )
+
+
+def play(
+    suite: Suite,
+    raw: Path,
+    peers: Path,
+    tell: Callable[[Turn, dict[str, Any]], None],
+    tick: Callable[[Turn], None] = lambda turn: None,
+    *,
+    limit: bool = True,
+) -> None:
     """Make every run of a suite.
 
     Args:
@@ -75,9 +115,11 @@ def play(suite: Suite, raw: Path, peers: Path, tell: Callable[[Turn, dict[str, A
         raw: folder for everything the runs write.
         peers: folder for the peers' environments.
         tell: called after each run with one plain record: what it was, its `status`, and its figures.
+        tick: called a few times a second while a run is under way.
+        limit: whether to measure workers alone first.
     """
     pythons: dict[str, str | PeerMissing] = {}
-    for turn in turns(suite):
+    for turn in turns(suite, limit=limit):
         name = turn.contender.name
         if turn.contender.peer and name not in pythons:
             try:
@@ -94,11 +136,14 @@ def play(suite: Suite, raw: Path, peers: Path, tell: Callable[[Turn, dict[str, A
         if isinstance(python, PeerMissing):
             record |= {"status": "not installed", "reason": python.reason}
         else:
-            record |= _run(turn, suite, raw / turn.place, python)
+            record |= _run(turn, suite, raw / turn.place, python, partial(tick, turn))
+            if turn.contender.peer:
+                record["versions"] = versions(name, Path(python))
         tell(turn, record)
+    clean()  # after the last run nobody else would
 
 
-def _run(turn: Turn, suite: Suite, folder: Path, python: str) -> dict[str, Any]:
+def _run(turn: Turn, suite: Suite, folder: Path, python: str, tick: Callable[[], None]) -> dict[str, Any]:
     folder.mkdir(parents=True)
     solo = turn.contender is SOLO
     cluster = replace(turn.cluster, disturbances=()) if solo else turn.cluster
@@ -117,13 +162,22 @@ def _run(turn: Turn, suite: Suite, folder: Path, python: str) -> dict[str, Any]:
     path = folder.resolve() / "spec.json"
     path.write_text(json.dumps(spec))
     begun = time.monotonic()
-    status, reason = _supervise(path, python, suite.timeout_s)
+    status, reason = _supervise(path, python, suite.timeout_s, tick)
     found: dict[str, Any] = {"status": status, "wall_s": time.monotonic() - begun}
     if status != "ok":
         return {**found, "reason": reason}
-    if solo:
-        return {**found, "solo": _solo(folder, len(cluster.workers))}
-    return {**found, "figures": figures(folder, turn.target, suite.warm_up, _better_high(turn.workload))}
+    try:
+        if solo:
+            return {**found, "solo": _solo(folder, len(cluster.workers))}
+        return {**found, "figures": figures(folder, turn.target, suite.warm_up, _better_high(turn.workload))}
+    except (
+        ConfigError,
+        OSError,
+        ValueError,
+        KeyError,
+        ZeroDivisionError,
+    ) as error:  # it ended well but left too little
+        return {**found, "status": "failed", "reason": f"its record cannot be read: {error}"}
 
 
 def _better_high(name: str) -> bool:
@@ -132,7 +186,7 @@ def _better_high(name: str) -> bool:
     return workload(name).higher_is_better
 
 
-def _supervise(spec: Path, python: str, timeout_s: float) -> tuple[str, str]:
+def _supervise(spec: Path, python: str, timeout_s: float, tick: Callable[[], None]) -> tuple[str, str]:
     """Run, and kill at the timeout: `ok`, `failed` or `killed`, and the reason."""
     with (spec.parent / "launcher.err").open("wb") as errors:
         process = subprocess.Popen(
@@ -142,10 +196,13 @@ def _supervise(spec: Path, python: str, timeout_s: float) -> tuple[str, str]:
             env={**os.environ, LAUNCHER: str(os.getpid())},
             start_new_session=True,
         )
+    deadline = time.monotonic() + timeout_s
     try:
-        code = process.wait(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        return "killed", f"did not end within {timeout_s:g} s"
+        while process.poll() is None:
+            if time.monotonic() > deadline:
+                return "killed", f"did not end within {timeout_s:g} s"
+            tick()
+            time.sleep(0.2)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
@@ -154,6 +211,7 @@ def _supervise(spec: Path, python: str, timeout_s: float) -> tuple[str, str]:
             except subprocess.TimeoutExpired:
                 process.kill()  # its workers die with it
                 process.wait()
+    code = process.returncode
     if code == 0:
         return "ok", ""
     text = (spec.parent / "launcher.err").read_text(errors="replace").strip()

@@ -23,7 +23,8 @@ from paceline.lab.start import lab_dir
 from paceline.report.lab import read_lab
 
 SCHEMA = 1
-_KEPT = (".jsonl", "spec.json", "cluster.json", "config.json")
+_KEPT = (".jsonl", "spec.json", "cluster.json")
+_KEPT_BEGINNING = "solo-"
 
 
 def figures(folder: Path, target: float, warm_up: int, higher_is_better: bool) -> dict[str, Any]:
@@ -33,6 +34,8 @@ def figures(folder: Path, target: float, warm_up: int, higher_is_better: bool) -
     tests = [(int(m["step"]), float(m["train_s"]), float(m["score"])) for m in marks if "score" in m]
     steps = [after - before for before, after in pairwise(ends)]
     steps_counted = steps[warm_up:]
+    if not steps_counted:
+        raise ConfigError(f"a run must make more than {warm_up + 1} steps to be measured, got {len(ends)}")
     reached = [at for _, at, score in tests if (score >= target if higher_is_better else score <= target)]
     lab = read_lab(lab_dir(folder))
     batch = statistics.median(map(sum, lab.split)) if lab.split else 0
@@ -68,8 +71,7 @@ def gpu() -> str | None:
     """The GPU's name, without starting CUDA in this process."""
     from paceline.lab import mps
 
-    works, sentence = mps.probe()
-    return sentence if works else None
+    return mps.gpu_name()
 
 
 class Record:
@@ -101,17 +103,18 @@ class Record:
         half.write_text(json.dumps(self.content))
         half.replace(self.folder / "record.json")
         if run["status"] not in ("ok", "not installed"):
-            name = f"{run['contender']}-{run['cluster']}-{run['seed']}.txt"
+            name = f"{run['contender']}-{run['workload']}-{run['cluster']}-{run['seed']}.txt"
             (self.folder / "failed").mkdir(exist_ok=True)
             (self.folder / "failed" / name).write_text(run.get("reason", ""))
 
     def finish(self, raw: Path) -> None:
-        """Add table, plots and the raw files."""
-        render(self.content, self.folder)
+        """Add the raw files, table and plots."""
         with tarfile.open(self.folder / "raw.tar.gz", "w:gz") as archive:
             for path in sorted(raw.rglob("*")):
-                if path.is_file() and path.name.endswith(_KEPT):
+                kept = path.name.endswith(_KEPT) or path.name.startswith(_KEPT_BEGINNING)
+                if kept and path.is_file():
                     archive.add(path, path.relative_to(raw))
+        render(self.content, self.folder)
 
 
 def render(record: dict[str, Any], folder: Path) -> bool:
@@ -134,7 +137,10 @@ def read(folder: Path) -> dict[str, Any]:
     path = folder / "record.json"
     if not path.is_file():
         raise ConfigError(f"{folder} must be the folder of a record: there is no {path}")
-    record: dict[str, Any] = json.loads(path.read_text())
+    try:
+        record: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError(f"{path} must be the record of a bench, but it is not whole: {error}") from None
     if record.get("schema", 0) > SCHEMA:
         raise ConfigError(f"{path} has schema {record['schema']}, this paceline reads up to {SCHEMA}: use a newer one")
     return record

@@ -49,11 +49,13 @@ def contender(name: str) -> Contender:
     for one in _OTHERS:
         if one.name == name:
             return one
-    balance, _, compress = name.partition("+")
+    balance, plus, compress = name.partition("+")
     options: dict[str, Any] = {"balance": balance}
     if compress:
         options["wrap"] = {"compress": compress}
     try:
+        if plus and compress != "bf16":
+            raise ConfigError("bf16 is all there is")
         policy(balance)
     except ConfigError:
         raise unknown_name("contender", name, [*(one.name for one in _OTHERS), *_POLICIES]) from None

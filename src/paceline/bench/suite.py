@@ -34,7 +34,7 @@ from paceline.bench.workloads import check
 from paceline.errors import ConfigError, unknown_name
 from paceline.lab.cluster import Cluster
 from paceline.lab.clusterfile import load as load_cluster
-from paceline.lab.tomlfile import Section
+from paceline.lab.tomlfile import Section, read_text
 
 _KEYS = {
     "name",
@@ -93,7 +93,7 @@ def load(name_or_path: str) -> Suite:
     """The suite of a file, or one that ships, by its name."""
     path = Path(name_or_path)
     if path.is_file():
-        return parse(path.read_text(encoding="utf-8"), name_or_path, path.parent)
+        return parse(read_text(path), name_or_path, path.parent)
     if name_or_path in shipped():
         text = resources.files("paceline.bench.suites").joinpath(f"{name_or_path}.toml").read_text(encoding="utf-8")
         return parse(text, f"{name_or_path}.toml")
@@ -135,6 +135,10 @@ def parse(text: str, where: str, beside: Path | None = None) -> Suite:
             clusters.append(load_cluster(str(near) if near is not None and near.is_file() else name))
         except ConfigError as error:
             raise top.error(str(error), "clusters") from None
+    seeds = top.list_of("seeds", int, (1,))
+    for key, names in (("workloads", workloads), ("clusters", [one.name for one in clusters]), ("seeds", seeds)):
+        if len(set(names)) < len(names):
+            raise top.error(f"{key} must differ from each other, got {names}", key)
     steps = top.whole("steps", 100, least=1)
     warm_up = top.whole("warm_up", 10)
     if warm_up + 2 > steps:
@@ -163,7 +167,7 @@ def parse(text: str, where: str, beside: Path | None = None) -> Suite:
         tuple(workloads),
         tuple(clusters),
         tuple(dict.fromkeys(contenders)),
-        tuple(top.list_of("seeds", int, (1,))),
+        tuple(seeds),
         steps,
         top.whole("test_every", 10),
         warm_up,

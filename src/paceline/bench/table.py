@@ -52,7 +52,7 @@ def preamble(record: dict[str, Any]) -> str:
     seeds = len({run["seed"] for run in record["runs"] if run["contender"] != "solo"})
     return (
         f"{suite['description']}.\n\n{record['started'][:10]}; {where}; {tools}, Python {host['python']}. {suite['steps']} steps "
-        f"a run, {seeds} {'seed' if seeds == 1 else 'seeds'}, the first {suite['warm_up']} steps left out of samples/s. Median ± "
+        f"a run, {seeds} {'seed' if seeds == 1 else 'seeds'}, the first {suite['warm_up'] + 1} steps left out of samples/s. Median ± "
         f"half the range over seeds."
     )
 
@@ -85,9 +85,10 @@ def case_table(record: dict[str, Any], case: dict[str, Any]) -> list[str]:
         f"{case['target']:g}.",
     ]
     if total and together:
+        samples = next(run["solo"]["samples"] for run in by_name["solo"] if run["status"] == "ok")
         lines += [
             "",
-            f"Workers alone with their hand-tuned shares {by_name['solo'][0]['solo']['samples']}: {total:.0f} samples/s in all; "
+            f"Workers alone with their hand-tuned shares {samples}: {total:.0f} samples/s in all; "
             f"all at once without exchange: {together:.0f}.",
         ]
     else:
@@ -126,7 +127,12 @@ def _published(record: dict[str, Any], case: dict[str, Any], by_name: dict[str, 
                 f"| {paper['contender']} / {paper['against']} | {paper['time_ratio']:.3f} | {here:.3f} | {paper['source']} |"
             )
     if lines:
-        lines = ["", "| time for the same samples | published | here | from |", "|---|---|---|---|", *lines]
+        lines = [
+            "",
+            "| time for the same samples | reference | here | where the reference is from |",
+            "|---|---|---|---|",
+            *lines,
+        ]
     return lines
 
 

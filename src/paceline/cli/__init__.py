@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib import import_module
 from typing import Any
@@ -42,10 +43,16 @@ def cli() -> None:
     """Data-parallel PyTorch training at the speed of all your machines together."""
 
 
+def _terminated(*_: Any) -> None:
+    """Asked to end: undo what was made on the way out, as an interrupt does."""
+    sys.exit(128 + signal.SIGTERM)
+
+
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; errors end in one clear line and a telling exit code."""
     from paceline.errors import LaunchError, PacelineError
 
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         return cli.main(arguments, prog_name="paceline", standalone_mode=False)
     except click.ClickException as error:

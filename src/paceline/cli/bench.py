@@ -50,14 +50,21 @@ def list_() -> None:
 @click.option("--contenders", help="Only these of the suite's contenders, with commas between.")
 @click.option("--seeds", help="Other seeds, with commas between.")
 @click.option("--steps", type=click.IntRange(min=3), help="Other number of steps.")
+@click.option("--links", type=click.Choice(["paced"]), help="Emulate links between nodes without root.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record's figures as JSON on standard output.")
 def run(
-    suite: str, out: Path | None, contenders: str | None, seeds: str | None, steps: int | None, as_json: bool
+    suite: str,
+    out: Path | None,
+    contenders: str | None,
+    seeds: str | None,
+    steps: int | None,
+    links: str | None,
+    as_json: bool,
 ) -> None:
     """Play SUITE, a name from `paceline bench list` or a TOML file, and write its record."""
     from dataclasses import replace
 
-    from paceline.bench.play import play, turns
+    from paceline.bench.play import check, play, turns
     from paceline.bench.record import Record
     from paceline.bench.suite import load
     from paceline.bench.table import tables
@@ -66,7 +73,7 @@ def run(
 
     chosen = load(suite)
     if contenders is not None:
-        names = contenders.split(",")
+        names = list(dict.fromkeys(contenders.split(",")))
         for name in names:
             if name not in chosen.contenders:
                 raise ConfigError(f"--contenders must be of this suite's {', '.join(chosen.contenders)}; got {name!r}")
@@ -74,15 +81,16 @@ def run(
         chosen = replace(chosen, contenders=tuple(names), paper=tuple(kept))
     if seeds is not None:
         try:
-            chosen = replace(chosen, seeds=tuple(int(part) for part in seeds.split(",")))
+            chosen = replace(chosen, seeds=tuple(dict.fromkeys(int(part) for part in seeds.split(","))))
         except ValueError:
             raise ConfigError(f"--seeds must be whole numbers with commas between, got {seeds!r}") from None
     if steps is not None:
         chosen = replace(chosen, steps=steps, warm_up=min(chosen.warm_up, steps - 2))
+    if links == "paced":
+        chosen = replace(chosen, clusters=tuple(replace(one, paced_links=True) for one in chosen.clusters))
     for cluster in chosen.clusters:
         check_cluster(cluster)
-    for name in chosen.workloads:
-        workload(name).data()  # a missing dataset is said now, not after an hour
+    check(chosen)
     folder = out or Path("runs") / "bench" / f"{datetime.now():%Y%m%d-%H%M%S}-{chosen.name}"
     try:
         folder.mkdir(parents=True)
@@ -103,7 +111,8 @@ def run(
         }
         for task, cluster in tasks
     ]
-    record = Record(folder, chosen.plain(), cases, f"{datetime.now():%Y-%m-%dT%H:%M:%S}")
+    started = f"{datetime.now():%Y-%m-%dT%H:%M:%S}"
+    record = Record(folder, chosen.plain(), cases, started)
     raw = Path(tempfile.mkdtemp(prefix="paceline-bench-"))
     peers = Path(os.environ.get("PACELINE_PEERS", Path.home() / ".cache" / "paceline" / "peers"))
     bar = _Bar(sum(1 for _ in turns(chosen)), quiet=as_json)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Callable
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import click
 
-from paceline.cli.lab import start
-from paceline.cli.screen import new_run_dir, say
-from paceline.errors import ConfigError
+from paceline.bench.suite import Suite
+from paceline.cli.lab import lab_status
+from paceline.cli.screen import ProgressScreen, new_run_dir, say
+from paceline.errors import ConfigError, LaunchError
 from paceline.lab.clusterfile import load
 
 BATCH_SIZE = 128
 TARGET = 0.95
+NAMES = {"ddp": "plain DDP", "hand-tuned": "hand-tuned DDP", "affine": "paceline"}
 
 
 @click.command()
@@ -31,7 +32,8 @@ def command(steps: int, run_dir: str | None, as_json: bool) -> None:
     fastest becomes three times slower. Takes about two minutes.
     """
     _need_demo_extra()
-    from paceline.report.contest import draw, read_entry
+    from paceline.bench.play import play
+    from paceline.report.contest import draw
 
     base = load("slowed-midway")
     cluster = replace(
@@ -39,25 +41,29 @@ def command(steps: int, run_dir: str | None, as_json: bool) -> None:
         description=f"speeds 1:2:3:4; the fastest becomes three times slower at step {steps // 2}",
         disturbances=tuple(replace(one, from_step=steps // 2) for one in base.disturbances),
     )
+    suite = Suite(
+        "demo",
+        "plain DDP, a hand-tuned split and paceline",
+        ("cnn-digits",),
+        (cluster,),
+        tuple(NAMES),
+        seeds=(1,),
+        steps=steps,
+        test_every=10,
+        warm_up=2,
+        batch_size=BATCH_SIZE,
+        target=TARGET,
+        train_rows=None,
+        timeout_s=600,
+    )
     folder = new_run_dir(run_dir, "demo")
-    by_hand, _ = cluster.optimum(BATCH_SIZE)
-    scripts = resources.files("paceline.lab.scripts")
-    common = ["--steps", str(steps), "--batch-size", str(BATCH_SIZE)]
-    contenders: list[tuple[str, str, list[str]]] = [
-        ("plain DDP", "digits_ddp.py", []),
-        ("hand-tuned DDP", "digits_ddp.py", ["--shares", ",".join(map(str, by_hand))]),
-        ("paceline", "digits_paceline.py", []),
-    ]
     say(f"four emulated workers (mechanism {cluster.mechanism}); {cluster.description}")
-    entries = []
-    for number, (name, script, extra) in enumerate(contenders):
-        say(f"{number + 1} of {len(contenders)}: {name}, {steps} steps of {BATCH_SIZE} samples")
-        place = folder / name.replace(" ", "-").lower()
-        place.mkdir()
-        os.environ["LAB_MARKS"] = str(place / "marks.jsonl")
-        path = Path(str(scripts.joinpath(script)))
-        start(cluster, path, [*common, *extra], place, balance=None, quiet=True, label=f"{name}: ")
-        entries.append(read_entry(name, place))
+    watch = _Watch(folder, steps)
+    try:
+        play(suite, folder, folder, watch.tell, watch.tick, limit=False)
+    finally:
+        watch.screen.done()
+    entries = watch.entries
     picture = folder / "demo.png"
     draw(entries, "paceline", picture)
     result = {
@@ -74,6 +80,34 @@ def command(steps: int, run_dir: str | None, as_json: bool) -> None:
         click.echo(json.dumps(result, indent=1))
         return
     _show(result)
+
+
+class _Watch:
+    """Says which contender runs, shows how far it is, and reads what it left."""
+
+    def __init__(self, folder: Path, steps: int) -> None:
+        self._folder, self._steps = folder, steps
+        self._turn: Any = None
+        self._line: Callable[[], str] = str
+        self.screen = ProgressScreen(lambda: self._line(), quiet=True)
+        self.entries: list[Any] = []
+
+    def tick(self, turn: Any) -> None:
+        """A run is under way."""
+        if turn != self._turn:
+            self._turn, name = turn, NAMES[turn.contender.name]
+            say(f"{len(self.entries) + 1} of {len(NAMES)}: {name}, {self._steps} steps of {BATCH_SIZE} samples")
+            self._line = lab_status(self._folder / turn.place, f"{name}: ")
+        self.screen.tick()
+
+    def tell(self, turn: Any, run: dict[str, Any]) -> None:
+        """A run has ended."""
+        from paceline.report.contest import read_entry
+
+        name = NAMES[turn.contender.name]
+        if run["status"] != "ok":
+            raise LaunchError(f"{name} {run['status']}: {run['reason']}")
+        self.entries.append(read_entry(name, self._folder / turn.place))
 
 
 def _show(result: dict[str, Any]) -> None:

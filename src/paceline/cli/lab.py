@@ -69,6 +69,10 @@ def check_cluster(cluster: Cluster) -> None:
     from paceline.lab.probe import probe as look
     from paceline.lab.start import overloaded
 
+    if cluster.paced_links and any(one.kind == "drop" for one in cluster.disturbances):
+        raise ConfigError(
+            f"cluster {cluster.name!r} drops a link, which paced links cannot: run as root, without --links"
+        )
     lacking = missing(cluster, look()) if cluster.mechanism != "paced" or cluster.linked else []
     if lacking:
         one = lacking[0]
@@ -139,7 +143,6 @@ def start(
     *,
     balance: str | None,
     quiet: bool,
-    label: str = "",
 ) -> None:
     """Run a script on a cluster, with a progress line."""
     from paceline.lab.start import Start, run_on
@@ -150,7 +153,7 @@ def start(
     caps = [worker.max_local_batch for worker in spec.workers]
     if any(caps):
         settings["max_local_batch"] = caps
-    screen = ProgressScreen(lab_status(folder, label), quiet=quiet)
+    screen = ProgressScreen(lab_status(folder, ""), quiet=quiet)
     try:
         run_on(spec, Start(script, arguments, folder, {"PACELINE_CLI": json.dumps(settings)}), screen)
     finally:
@@ -195,16 +198,12 @@ def limit(
 
     Each runs the script in a world of one, with the batch the script asks for.
     """
-    from paceline.comm.launch import Screen
+    from paceline.comm.launch import Silent
     from paceline.lab.limit import measure
     from paceline.lab.start import Start
 
-    class Silent(Screen):
-        def out(self, text: str) -> None:
-            pass
-
     path = checked_script(script)
-    spec = choose(cluster, "paced")
+    spec = choose(cluster, "paced")  # nobody to exchange anything with: links do not matter
     folder = new_run_dir(run_dir, "limit")
     found = []
     for worker in range(len(spec.workers)):

@@ -73,6 +73,16 @@ class Screen:
         """Called a few times a second."""
 
 
+class Silent(Screen):
+    """Output stays in the logs."""
+
+    def out(self, text: str) -> None:
+        """Nothing."""
+
+    def err(self, text: str) -> None:
+        """Nothing."""
+
+
 def launch(job: Job, screen: Screen) -> None:
     """Run the job to its end.
 

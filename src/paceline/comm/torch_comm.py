@@ -278,7 +278,8 @@ class TorchComm:
             # A gloo thread drops the tensors of its last operation after that has ended, and needs the interpreter lock for it.
             # Destroying the group joins the thread while holding the lock: a deadlock, unless the drop has happened by then.
             time.sleep(_SETTLE_S)
-            self._lanes.clear()
+            if graceful:  # else a sum may be under way, and a lane's end would wait for it
+                self._lanes.clear()
             dist.destroy_process_group()
 
 

@@ -8,7 +8,9 @@ in what they are called; the rest is the same.
 from __future__ import annotations
 
 import os
+import signal
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,12 +107,21 @@ class Groups:
                 if cores is not None:
                     self.set(worker, cores)
         except OSError as error:
-            remove(self.base)
+            self._undo()
             raise ConfigError(
                 f"mechanism 'cgroup' needs the right to make groups in {self._hierarchy.root} ({error.strerror}): run as "
                 f"root, or use mechanism 'paced'"
             ) from error
+        except BaseException:
+            self._undo()
+            raise
         return self
+
+    def _undo(self) -> None:
+        try:
+            remove(self.base)
+        except OSError:  # what may not be made may not be removed either
+            pass
 
     def set(self, worker: int, cores: float) -> None:
         """Change a worker's quota."""
@@ -136,32 +147,43 @@ def join(worker: int) -> None:
 
 
 def remove(base: Path, patience_s: float = 5.0) -> None:
-    """Remove a lab's groups; processes in them are killed first."""
-    if not base.exists():
-        return
+    """Remove a lab's groups; processes in them are killed first.
+
+    Raises:
+        OSError: this process may not, or a process in them does not end.
+    """
     deadline = time.monotonic() + patience_s
-    for folder in [*(child for child in base.iterdir() if child.is_dir()), base]:
-        while True:
-            for pid in (folder / "cgroup.procs").read_text().split():
-                try:
-                    os.kill(int(pid), 9)
-                except ProcessLookupError:
-                    pass
+    try:
+        folders = [*(child for child in base.iterdir() if child.is_dir()), base]
+    except FileNotFoundError:
+        return
+    for folder in folders:
+        while folder.exists():
             try:
+                for pid in (folder / "cgroup.procs").read_text().split():
+                    if int(pid) > 0:  # 0: a process this one cannot see, in another namespace
+                        os.kill(int(pid), signal.SIGKILL)
                 folder.rmdir()
-                break
-            except OSError:
-                if time.monotonic() > deadline:
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has ended meanwhile, or another lab removes the same
+            except OSError as error:
+                if isinstance(error, PermissionError) or time.monotonic() > deadline:
                     raise
                 time.sleep(0.02)
 
 
 def clean() -> list[str]:
-    """Remove the groups that a lab left whose launcher is gone."""
+    """Remove the groups that a lab left whose launcher is gone; those of another user are left to that user."""
     hierarchy = find(Path("/proc/self/mounts").read_text()) if Path("/proc/self/mounts").exists() else None
     if hierarchy is None:
         return []
-    left = [folder for folder in hierarchy.root.iterdir() if folder.is_dir() and owner_alive(folder.name) is False]
-    for folder in left:
-        remove(folder)
-    return [str(folder) for folder in left]
+    gone = []
+    for folder in hierarchy.root.iterdir():
+        if owner_alive(folder.name) is False:
+            try:
+                remove(folder)
+            except OSError as error:
+                warnings.warn(f"cannot remove {folder}, left by a lab that was killed: {error.strerror}", stacklevel=2)
+            else:
+                gone.append(str(folder))
+    return gone

@@ -15,7 +15,6 @@ from paceline.policies.balance.level import least_makespan
 from paceline.types import NO_CAP
 
 MECHANISMS = ("paced", "cgroup", "mps", "mixed")
-IN_WORKER = ("slow", "delay", "drift", "bursts")  # felt by a paced worker itself
 FROM_OUTSIDE = ("pause", "hog", "drop", "slow")  # done to workers and links by the launcher
 
 
@@ -217,9 +216,14 @@ class Cluster:
         return sending + turns * (late[0] + late[1]) / 1e3
 
     def shares(self) -> tuple[float, ...]:
-        """Each worker's speed by its file: one over the paced time of a sample, the quota, or the part of the GPU."""
+        """Each worker's speed by its file: one over the paced time of a sample, the quota, or the part of the GPU.
+
+        Nobody knows what a CPU is to a GPU: on a mixed cluster all are 1.
+        """
         if self.mechanism == "paced":
             return tuple(1.0 / max(worker.per_sample_s, 1e-12) for worker in self.workers)
+        if self.mechanism == "mixed":
+            return (1.0,) * len(self.workers)
         return tuple(worker.gpu_share or worker.cores or 1.0 for worker in self.workers)
 
     def plain(self) -> dict[str, Any]:

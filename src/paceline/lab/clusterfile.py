@@ -41,13 +41,14 @@ the worker's process for `seconds`. "hog" runs `hogs` busy processes beside the 
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError, unknown_name
 from paceline.lab.cluster import MECHANISMS, Cluster, Disturbance, Link, Node, WorkerSpec
-from paceline.lab.tomlfile import Section
+from paceline.lab.tomlfile import Section, read_text
 
 _BY_MECHANISM = {
     "paced": {"speed", "fixed_s", "per_sample_s"},
@@ -66,6 +67,7 @@ _KINDS: dict[str, set[str]] = {
     "hog": {"hogs"},
     "drop": set(),
 }
+LEAST_CORES = 0.01
 _ONLY_PACED = ("delay", "drift", "bursts")
 
 
@@ -78,7 +80,7 @@ def load(name_or_path: str) -> Cluster:
     path = Path(name_or_path)
     shipped_names = [entry.name for entry in shipped()]
     if path.is_file():
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     elif name_or_path in shipped_names:
         text = resources.files("paceline.lab.clusters").joinpath(f"{name_or_path}.toml").read_text(encoding="utf-8")
     elif path.suffix == ".toml" or "/" in name_or_path:
@@ -116,7 +118,7 @@ def parse(text: str, where: str) -> Cluster:
         here = [worker for table in entry.tables("workers") for worker in _workers(table, top, mechanism)]
         if not here:
             raise entry.error("a node must have at least one [[nodes.workers]] table")
-        name = entry.text("name", f"node-{len(nodes)}")
+        name = _file_name(entry, f"node-{len(nodes)}")
         if name in [node.name for node in nodes]:
             raise entry.error(f"nodes must have names of their own, got {name!r} twice", "name")
         workers += here
@@ -127,8 +129,15 @@ def parse(text: str, where: str) -> Cluster:
     disturbances: list[Disturbance] = []
     for entry in top.tables("disturbances"):
         disturbances += _disturbance(entry, len(workers), nodes, mechanism)
-    name = top.text("name", Path(where).stem)
+    name = _file_name(top, Path(where).stem)
     return Cluster(name, top.text("description"), tuple(workers), tuple(disturbances), mechanism, tuple(nodes))
+
+
+def _file_name(entry: Section, default: str) -> str:
+    name = entry.text("name", default)
+    if not re.fullmatch(r"[\w.+-]{1,60}", name):
+        raise entry.error(f"name must be letters, digits, '.', '+', '-' or '_', at most 60, got {name!r}", "name")
+    return name
 
 
 def _workers(entry: Section, top: Section, mechanism: str) -> list[WorkerSpec]:
@@ -155,10 +164,14 @@ def _workers(entry: Section, top: Section, mechanism: str) -> list[WorkerSpec]:
             if key not in entry:
                 raise entry.error(f"mechanism {mechanism!r} needs {key} for every worker")
             values[key] = entry.number(key, above_zero=True, most=most)
+    if values.get("cores", 1.0) < LEAST_CORES:
+        raise entry.error(
+            f"cores must be at least {LEAST_CORES:g}, the least the kernel gives, got {values['cores']:g}", "cores"
+        )
     if "memory_mib" in entry:
         values["memory_mib"] = entry.number("memory_mib", above_zero=True)
-    values["max_local_batch"] = entry.whole("max_local_batch") or None
-    return [WorkerSpec(**values)] * entry.whole("count", 1)
+    values["max_local_batch"] = entry.whole("max_local_batch", least=1) or None
+    return [WorkerSpec(**values)] * entry.whole("count", 1, least=1)
 
 
 def _link(entry: Section) -> Link:
@@ -181,11 +194,16 @@ def _disturbance(entry: Section, num_workers: int, nodes: list[Node], mechanism:
             raise entry.error(f"kind {kind!r} needs {key}")
     values: dict[str, Any] = {name: entry.whole(name) for name in ("from_step", "until_step") if name in entry}
     values |= {name: entry.number(name) for name in ("from_s", "until_s") if name in entry}
+    for first, last in (("from_step", "until_step"), ("from_s", "until_s")):
+        if last in values and values[last] <= values.get(first, -1):
+            raise entry.error(f"{last} must come after {first}, got {values[last]:g}", last)
     if kind == "bursts":
         values["seconds"] = entry.interval("seconds", (0.0, 0.0))
     elif "seconds" in entry:
         values["seconds"] = (entry.number("seconds", above_zero=kind == "pause"),) * 2
     values["factor"] = entry.number("factor", 1.0, above_zero=True)
+    if mechanism == "cgroup" and values["factor"] > 100:
+        raise entry.error(f"factor must be at most 100 for a quota, got {values['factor']:g}", "factor")
     values["lasts"] = entry.interval("lasts", (1.0, 1.0))
     values["every_steps"] = entry.whole("every_steps", 1, least=1)
     values["chance"] = entry.number("chance", 1.0, most=1.0)

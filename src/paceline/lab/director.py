@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from paceline.errors import LaunchError
 from paceline.lab.cgroup import Groups
 from paceline.lab.cluster import FROM_OUTSIDE, Cluster, Disturbance
 from paceline.lab.worker import pid_path, record_path
@@ -79,6 +80,7 @@ class Director:
             if one.kind in FROM_OUTSIDE and not (one.kind == "slow" and cluster.mechanism == "paced")
         ]
         self._acts = [_Act(one, _Clock(record_path(lab_dir, max(one.worker, 0)))) for one in chosen]
+        self._failed: BaseException | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="paceline-director", daemon=True)
 
@@ -96,13 +98,20 @@ class Director:
         for act in self._acts:
             if act.begun and not act.over:
                 self._end(act)
+        if self._failed is not None and error is None:
+            raise LaunchError(
+                f"a disturbance could not be carried out, so the run is not what the file says: {self._failed}"
+            )
 
     def _run(self) -> None:
-        while not self._stop.wait(POLL_S):
-            for act in self._acts:
-                now = act.clock.read()
-                if now is not None and not act.over:
-                    self._look(act, *now)
+        try:
+            while not self._stop.wait(POLL_S):
+                for act in self._acts:
+                    now = act.clock.read()
+                    if now is not None and not act.over:
+                        self._look(act, *now)
+        except Exception as error:
+            self._failed = error
 
     def _look(self, act: _Act, steps: int, elapsed_s: float) -> None:
         if not act.begun and act.spec.active(steps, elapsed_s):

@@ -23,18 +23,28 @@ PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 LOGS = "CUDA_MPS_LOG_DIRECTORY"
 
 
+def gpu_name() -> str | None:
+    """The first NVIDIA GPU of this machine; None if there is none."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
+    except subprocess.TimeoutExpired:
+        return None
+    if listed.returncode or "GPU 0" not in listed.stdout:
+        return None
+    return listed.stdout.splitlines()[0].split(":", 1)[1].split("(UUID")[0].strip()
+
+
 def probe() -> tuple[bool, str]:
     """Whether a GPU can be shared here, and a sentence: how, or what is missing and what to do."""
-    if shutil.which("nvidia-smi") is None:
-        return False, "no NVIDIA driver (nvidia-smi is not on the path): use mechanism 'paced' or 'cgroup'"
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
-    if listed.returncode or "GPU 0" not in listed.stdout:
-        return False, f"no NVIDIA GPU: {(listed.stdout + listed.stderr).strip()[:200]}"
+    name = gpu_name()
+    if name is None:
+        return False, "no NVIDIA GPU (nvidia-smi is missing or shows none): use mechanism 'paced' or 'cgroup'"
     if shutil.which(CONTROL) is None:
         return False, f"{CONTROL} is not on the path: install the driver's MPS tools (Debian: nvidia-cuda-mps)"
-    name = listed.stdout.splitlines()[0].split(":", 1)[1].split("(UUID")[0].strip()
     others = foreign()
-    beside = f"; {len(others)} MPS daemon(s) of others run and are left alone" if others else ""
+    beside = f"; {len(others)} MPS process(es) of others run and are left alone" if others else ""
     return True, f"shares of one {name} by CUDA MPS{beside}"
 
 
@@ -79,12 +89,20 @@ class Daemon:
         for place in self.env.values():
             Path(place).mkdir(parents=True, exist_ok=True)
         os.chmod(self._folder, 0o700)
-        started = subprocess.run(
-            [CONTROL, "-d"], env={**os.environ, **self.env}, capture_output=True, text=True, timeout=60
-        )
-        if started.returncode:
+        try:
+            command = [CONTROL, "-d"]
+            started = subprocess.run(
+                command, env={**os.environ, **self.env}, capture_output=True, text=True, timeout=60
+            )
+            if started.returncode:
+                said = (started.stdout + started.stderr).strip()[:500]
+                raise ConfigError(f"the MPS daemon did not start: {said}")
+        except subprocess.TimeoutExpired:
             stop(self._folder)
-            raise ConfigError(f"the MPS daemon did not start: {(started.stdout + started.stderr).strip()[:500]}")
+            raise ConfigError("the MPS daemon did not start within 60 s: look at nvidia-smi") from None
+        except BaseException:
+            stop(self._folder)
+            raise
         return self
 
     def __exit__(

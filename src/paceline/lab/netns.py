@@ -50,7 +50,7 @@ TCP_WINDOW = "4096 131072 67108864"  # the last, its limit in bytes, lets one co
 NETEM_PACKETS = 1_000_000
 ROUNDS = 20  # of killing what runs in a namespace, as a process may start another meanwhile
 CUT, FAR, NEAR = "10", "100", "101"  # priority of the rules that cut a link; tables of distant nodes and of the others
-WAY_OUT = "use link mechanism 'paced', which needs none of this"
+WAY_OUT = "use --links paced, which needs none of this"
 _networks = itertools.count()
 
 

@@ -84,9 +84,11 @@ class Pacer:
             raise SystemExit(0)
         self._samples = _samples(args) or _samples(list(kwargs.values()))
         self._begun = now
-        self._due = now + self._exchange_s
+        self._due = now
         if self._sleeps:
-            self._due += self._cluster.step_s(self._worker, self._samples, self._step, now - self._first)
+            self._due += self._exchange_s + self._cluster.step_s(
+                self._worker, self._samples, self._step, now - self._first
+            )
         self._owed, self._count = True, 0
 
     def _after_gradient(self, _: torch.Tensor) -> None:
@@ -107,7 +109,7 @@ class Pacer:
                 self._expected = self._count  # parameters that this model does not use
             self._owed = False
             real = time.perf_counter() - self._begun
-            self._sleep_until(due)
+            self._sleep_until(due if self._sleeps else time.perf_counter() + self._exchange_s)
             now = time.perf_counter()
             record = {
                 "step": self._step,

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline.comm.launch import Job, Screen, launch
@@ -80,7 +80,8 @@ def run_on(cluster: Cluster, start: Start, screen: Screen) -> None:
 
 
 def run_alone(cluster: Cluster, worker: int, start: Start, screen: Screen) -> None:
-    """Run the script in a world of one, as one worker of the cluster: nobody to wait for, nothing to exchange."""
+    """Run the script in a world of one, as one worker of the cluster: nobody to wait for, nothing to exchange, no mishaps."""
+    cluster = replace(cluster, paced_links=False, disturbances=())
     start.prepare(cluster)
     clean()
     with ExitStack() as stack:

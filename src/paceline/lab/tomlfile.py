@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import tomllib
 from collections.abc import Collection, Iterator, Sequence
@@ -54,6 +55,19 @@ def line_numbers(text: str) -> dict[Path, int]:
     return found
 
 
+def read_text(path: os.PathLike[str]) -> str:
+    """A file's text.
+
+    Raises:
+        ConfigError: it cannot be read, or is not text.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} must be a readable text file in UTF-8: {error}") from None
+
+
 class Section:
     """A table of a TOML file, read with rules.
 
@@ -98,7 +112,7 @@ class Section:
     def number(self, name: str, default: float = 0.0, *, above_zero: bool = False, most: float = math.inf) -> float:
         """A number of at least 0, or above 0."""
         value = self.data.get(name, default)
-        wrong = not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value)
+        wrong = not _is_number(value)
         if wrong or value < 0 or (above_zero and value == 0) or value > most:
             bound = f" and at most {most:g}" if most < math.inf else ""
             raise self.error(
@@ -131,7 +145,7 @@ class Section:
         """Two numbers of at least 0, the smaller first."""
         value = self.data.get(name, list(default))
         pair = isinstance(value, list) and len(value) == 2
-        fine = pair and all(isinstance(v, (int, float)) and not isinstance(v, bool) and v >= 0 for v in value)
+        fine = pair and all(_is_number(one) and one >= 0 for one in value)
         if not fine or value[0] > value[1]:
             raise self.error(f"{name} must be two numbers [least, most] of at least 0, got {value!r}", name)
         return float(value[0]), float(value[1])
@@ -158,3 +172,9 @@ class Section:
             raise self.error(f"{name} must be [[{name}]] tables", name)
         for number, entry in enumerate(value):
             yield Section(entry, self.where, self._lines, (*self._path, name, number))
+
+
+def _is_number(value: Any) -> bool:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return abs(value) < 1e18  # also neither infinite nor NaN

@@ -45,6 +45,9 @@ def main() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if spec.gpu_share is not None:
         os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{spec.gpu_share:g}"
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[
+            0
+        ]  # shares of one GPU
 
     from paceline.lab.paced import Pacer
     from paceline.process import die_with_launcher

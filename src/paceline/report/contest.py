@@ -44,10 +44,10 @@ class Entry:
 def read_entry(name: str, run_dir: Path) -> Entry:
     """A contender's run folder: the lab's record and the script's marks."""
     marks = [json.loads(line) for line in (run_dir / "marks.jsonl").read_text().splitlines()]
-    tests = [(int(m["step"]), float(m["train_s"]), float(m["accuracy"])) for m in marks if "accuracy" in m]
+    tests = [(int(m["step"]), float(m["train_s"]), float(m["score"])) for m in marks if "score" in m]
     if not tests:
         raise ConfigError(f"{run_dir} has no evaluation: the run was too short")
-    ends = [0.0, *(float(m["train_s"]) for m in marks if "accuracy" not in m)]
+    ends = [0.0, *(float(m["train_s"]) for m in marks if "score" not in m)]
     steps = read_lab(lab_dir(run_dir))
     intervals = [after - before for before, after in pairwise(ends)][: len(steps.interval_s)]
     return Entry(name, replace(steps, interval_s=intervals), tests)

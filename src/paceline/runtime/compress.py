@@ -79,6 +79,14 @@ class HalfSum:
         self._pieces: dict[tuple[int, int], _Piece] = {}
         self._waiting: list[_Hops] = []
 
+    def lane(self, place: int) -> int:
+        """A lane for a first hop, or for a sum that is not compressed: never that of second hops."""
+        return self._lanes[place % len(self._lanes)]
+
+    def forget(self) -> None:
+        """Forget what is owed: DDP has laid its buckets out anew, and values lie elsewhere."""
+        self._pieces.clear()
+
     def start(self, buffer: torch.Tensor, place: int) -> _Hops:
         """Round a weighted gradient and send it off; `place` is its number in this backward."""
         key = place, buffer.numel()
@@ -89,7 +97,7 @@ class HalfSum:
         piece.lost.add_(buffer)
         sent.copy_(piece.lost)
         piece.lost.sub_(sent).nan_to_num_(0.0, 0.0, 0.0)  # an overflow is sent, but must not stay
-        hops = _Hops(self, piece, buffer, self._lanes[place % len(self._lanes)])
+        hops = _Hops(self, piece, buffer, self.lane(place))
         self._waiting.append(hops)
         self.advance()
         return hops

@@ -63,7 +63,7 @@ class WeightedSum:
         self._current = 1.0 / comm.size
         self._held: list[float] = []
         self._under_way: list[tuple[Any, torch.futures.Future[torch.Tensor], torch.Tensor, torch.Tensor]] = []
-        self._inline = True
+        self._inline = self._first = True
 
     def attach(self, ddp: Any) -> None:
         """Make `ddp` sum its gradients with these weights."""
@@ -136,7 +136,7 @@ class WeightedSum:
         if self.half is not None and wire is buffer:
             work: Any = self.half.start(buffer, place)
         else:
-            work = self.comm.sum_(wire, place)
+            work = self.comm.sum_(wire, place if self.half is None else self.half.lane(place))
         self._under_way.append((work, future, buffer, wire))
         return future
 
@@ -148,10 +148,13 @@ class WeightedSum:
     def finish(self) -> None:
         """Wait for the sums and hand them over."""
         done, self._under_way = self._under_way, []
+        first, self._first = self._first, False
         for work, _, buffer, wire in done:
             work.wait()
             if wire is not buffer:
                 buffer.copy_(wire)
+        if first and self.half is not None:
+            self.half.forget()
         self._held.clear()
         self.meter.summed()
         self.comm.at(self.step, "updating")

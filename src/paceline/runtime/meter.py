@@ -137,7 +137,7 @@ class Meter:
                 joined = torch.stack(on_gpu)
                 host = torch.empty(joined.shape, dtype=joined.dtype, pin_memory=True)
                 host.copy_(joined, non_blocking=True)
-                self._open.norms = [host]
+                self._open.norms = [*(norm for norm in self._open.norms if norm.device.type != "cuda"), host]
 
     def summed(self) -> None:
         """The sum over all workers has arrived."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,7 @@ def idx(path: Path) -> np.ndarray:
     """An array of bytes in the idx format: two zeros, type 8, number of dimensions, each as big-endian, then the values."""
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path} cannot be read ({error}): it may be truncated; get it again") from error
     if len(data) < 4 or data[:3] != b"\0\0\x08":
         raise ConfigError(f"{path} must be an idx file of bytes, but begins with {data[:4].hex()}")
