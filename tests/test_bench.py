@@ -30,6 +30,8 @@ from paceline.lab.cluster import Cluster, Disturbance, WorkerSpec
 from paceline.lab.clusterfile import load as load_cluster
 from paceline.lab.worker import pid_path
 
+pytestmark = pytest.mark.xdist_group("lab")
+
 GOOD = """
 name = "mine"
 description = "a try"

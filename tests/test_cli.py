@@ -250,6 +250,7 @@ max_local_batch = 16
 """
 
 
+@pytest.mark.xdist_group("lab")
 def test_lab_run_paces_an_untouched_script(tmp_path):
     (tmp_path / "two.toml").write_text(CLUSTER)
     path = script(tmp_path)
@@ -282,6 +283,8 @@ def test_lab_clusters_lists_what_ships(tmp_path):
     assert "slowed-midway" in done.stdout
 
 
+@pytest.mark.xdist_group("lab")
+@pytest.mark.timeout(200)
 def test_demo(tmp_path):
     done = paceline("demo", "--steps", 24, "--json", "--run-dir", "out", cwd=tmp_path, timeout=110)
     assert done.returncode == 0, done.stderr

@@ -22,6 +22,7 @@ from paceline.lab.probe import missing, probe
 from paceline.lab.start import Start, clean, lab_dir, overloaded, run_on
 from paceline.lab.worker import pid_path, record_path
 
+pytestmark = pytest.mark.xdist_group("lab")  # they look at what others left on the machine
 quotas = pytest.mark.skipif(not cgroup.probe()[0], reason=f"no CPU quotas here: {cgroup.probe()[1]}")
 links = pytest.mark.skipif(not netns.probe()[0], reason=f"no links here: {netns.probe()[1]}")
 

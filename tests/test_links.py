@@ -19,6 +19,7 @@ from paceline.lab.cluster import Link
 from paceline.lab.netns import Network, clean, plan, probe
 from paceline.lab.relay import delays_s
 
+pytestmark = pytest.mark.xdist_group("lab")  # they look at what others left on the machine
 CAN, WHY = probe()
 real = pytest.mark.skipif(not CAN, reason=WHY)
 PYTHON = [sys.executable, "-I", "-S", "-c"]

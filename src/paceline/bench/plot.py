@@ -8,7 +8,20 @@ from typing import Any
 
 from paceline.bench.table import limit, middle, of_case, rates
 
-COLOURS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c", "#ccb974", "#64b5cd")
+COLOURS = (
+    "#4c72b0",
+    "#dd8452",
+    "#55a868",
+    "#c44e52",
+    "#8172b3",
+    "#937860",
+    "#da8bc3",
+    "#8c8c8c",
+    "#ccb974",
+    "#64b5cd",
+    "#2f4b7c",
+    "#7a5195",
+)
 
 
 def draw(record: dict[str, Any], folder: Path) -> None:
@@ -28,8 +41,8 @@ def draw(record: dict[str, Any], folder: Path) -> None:
             colour = COLOURS[(len(by_name) - 1 - place) % len(COLOURS)]
             value, spread = middle(rates(runs))
             left.barh(place, value, xerr=spread, color=colour)
-            share = f" {value:.0f}" + (f" ({value / total:.0%})" if total else "")
-            left.text(value + spread, place, share, va="center", fontsize=8)
+            share = f"{value:.0f}" + (f" ({value / total:.0%})" if total else "")
+            left.text(value * 0.97, place, share, va="center", ha="right", fontsize=8, color="white")
             tests = next(run["figures"]["tests"] for run in runs if run["status"] == "ok")
             right.plot([t for _, t, _ in tests], [s for _, _, s in tests], color=colour, label=name, linewidth=1.3)
         left.set_yticks(range(len(by_name)), list(reversed(by_name)))
