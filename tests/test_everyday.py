@@ -241,3 +241,22 @@ def test_weights_at_the_outputs_count_once():
     assert weight.grad.item() == pytest.approx(1.5 * (2 + 6))  # 2 n w_i times the plain gradient, on both paths
     with pytest.raises(paceline.PacelineError, match="must return tensors"):
         total.scale_outputs(object())
+
+
+def with_little(settings):
+    pace = paceline.init(balance="fixed:1,100", timeout_s=30, **settings)
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model = pace.wrap(model, optimizer)
+    loader = pace.loader(points(40), 8)
+    for x, y in loader:
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return loader.split
+
+
+def test_batch_norm_never_gets_a_single_sample():
+    assert ranks.run(2, with_little, {}) == [(2, 6)] * 2
+    asked = ranks.outcomes(2, with_little, {"min_local_batch": 1})  # whoever asks for one gets one
+    assert "Expected more than 1 value per channel" in asked[0].error

@@ -37,6 +37,10 @@ class PacedModel(DistributedDataParallel):
         statistics = {id(buffer) for part in norms for buffer in part.buffers(recurse=False)}
         only_statistics = all(id(buffer) in statistics for buffer in module.buffers())
         self._norms = norms if only_statistics else None
+        self.needs_two = any(
+            isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and not isinstance(part, torch.nn.SyncBatchNorm)
+            for part in norms
+        )
         self._trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._recording: list[Any] = []
         if not (ddp.get("find_unused_parameters") or ddp.get("static_graph")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import json
 import os
 import platform
@@ -100,6 +101,7 @@ class Pace:
         meter: Meter | None = None,
     ) -> None:
         self.comm, self.settings, self.device = comm, settings, device
+        self._sources = dict(sources or {})
         self._log = EventLog(None)
         self._closed = False
         self._failed = False
@@ -128,7 +130,7 @@ class Pace:
             backend=getattr(comm, "backend", ""),
             versions=versions,
             config=settings.plain(),
-            sources=dict(sources or {}),
+            sources=self._sources,
         )
         for rank, other in enumerate(others):
             if other["_all"] != versions:
@@ -212,7 +214,7 @@ class Pace:
             dataset,
             batch_size,
             comm=self.comm,
-            settings=self.settings,
+            settings=self._loader_settings(),
             total=self._total,
             meter=self._meter,
             log=self._log,
@@ -226,6 +228,16 @@ class Pace:
             **dataloader,
         )
         return self._loader
+
+    def _loader_settings(self) -> Settings:
+        """The settings, with two samples as the least a worker takes where the model needs them and nobody says otherwise."""
+        settings, cap = self.settings, self.settings.max_local_batch
+        caps = [one for one in (cap if isinstance(cap, (list, tuple)) else [cap]) if one is not None]
+        asked = "min_local_batch" in self._sources
+        if self._model is None or not self._model.needs_two or asked or min(caps, default=2) < 2:
+            return settings
+        self._log.write("note", text="min_local_batch is 2: batch normalisation cannot train on one sample")
+        return dataclasses.replace(settings, min_local_batch=2)
 
     def step(self, fn: Callable[[Any], torch.Tensor], batch: Any) -> torch.Tensor:
         """Forward and backward as one function, surviving out of memory; then call `optimizer.step()` as usual.
