@@ -276,6 +276,25 @@ def test_lab_run_paces_an_untouched_script(tmp_path):
     assert "holds the record of an earlier run" in again.stderr
 
 
+@pytest.mark.xdist_group("lab")
+def test_lab_limit_asks_for_nothing_that_a_worker_alone_does_not_need(tmp_path):
+    """Paced links cannot drop, but alone there is no link; nor is there an exchange to wait for."""
+    text = CLUSTER.replace("[[workers]]", "[[nodes]]\nname = 'a'\nlink = { latency_ms = 500 }\n[[nodes.workers]]", 1)
+    text = text.replace("[[workers]]", "[[nodes]]\nname = 'b'\n[[nodes.workers]]")
+    (tmp_path / "c.toml").write_text(text + "[[disturbances]]\nkind = 'drop'\nnode = 'a'\n")
+    path = script(tmp_path)
+    done = paceline("lab", "limit", "--cluster", "c.toml", "--steps", 10, "--json", path, "4", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [one["samples"] for one in found["workers"]] == [24, 24]  # the batch the script asks for
+    assert found["samples_per_s"] == pytest.approx(sum(one["samples_per_s"] for one in found["workers"]))
+    for worker in range(2):
+        lines = (
+            (tmp_path / found["run_dir"] / f"alone-000{worker}/lab/worker-000{worker}.jsonl").read_text().splitlines()
+        )
+        assert all(json.loads(line)["due_s"] < 0.5 for line in lines)
+
+
 def test_lab_clusters_lists_what_ships(tmp_path):
     done = paceline("lab", "clusters", cwd=tmp_path)
     assert done.returncode == 0

@@ -221,7 +221,7 @@ def test_the_director_pauses_hogs_and_drops(tmp_path):
         (WorkerSpec(),),
         (
             Disturbance("pause", 0, seconds=(0.3, 0.3), from_step=3),
-            Disturbance("hog", 0, factor=2.0, from_step=5, until_step=8),
+            Disturbance("hog", 0, hogs=2, from_step=5, until_step=8),
             Disturbance("drop", node=1, from_step=9, until_step=12),
         ),
         nodes=(Node("a", 1), Node("b", 0, Link(10, 10))),

@@ -47,7 +47,7 @@ def tables(record: dict[str, Any]) -> str:
 def preamble(record: dict[str, Any]) -> str:
     """What was run, when and on what."""
     suite, host = record["suite"], record["machine"]
-    where = host.get("gpu") or f"{host['cores']} cores"
+    where = f"{host['cores']} cores" + (f", {host['gpu']}" if host.get("gpu") else "")
     tools = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if name != "numpy")
     seeds = len({run["seed"] for run in record["runs"] if run["contender"] != "solo"})
     return (

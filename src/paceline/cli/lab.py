@@ -198,12 +198,17 @@ def limit(
 
     Each runs the script in a world of one, with the batch the script asks for.
     """
+    from dataclasses import replace
+
     from paceline.comm.launch import Silent
+    from paceline.lab.clusterfile import load
     from paceline.lab.limit import measure
     from paceline.lab.start import Start
 
     path = checked_script(script)
-    spec = choose(cluster, "paced")  # nobody to exchange anything with: links do not matter
+    # Alone there is nobody to exchange anything with, and no mishaps: what they need is not asked for.
+    spec = replace(load(cluster), paced_links=True, disturbances=())
+    check_cluster(spec)
     folder = new_run_dir(run_dir, "limit")
     found = []
     for worker in range(len(spec.workers)):

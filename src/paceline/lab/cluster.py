@@ -99,6 +99,7 @@ class Disturbance:
     spread: float = 0.0
     most: float = 4.0
     seed: int = 0
+    hogs: int = 1
 
     def active(self, step: int, elapsed_s: float) -> bool:
         """Whether it is felt at this step."""

@@ -212,8 +212,7 @@ def _disturbance(entry: Section, num_workers: int, nodes: list[Node], mechanism:
     if values["most"] < 1:
         raise entry.error(f"most must be at least 1, got {values['most']:g}", "most")
     values["seed"] = entry.whole("seed")
-    if kind == "hog":
-        values["factor"] = float(entry.whole("hogs", 1, least=1))
+    values["hogs"] = entry.whole("hogs", 1, least=1)
     if kind == "drop":
         names = [node.name for node in nodes]
         name = entry.text("node")

@@ -130,7 +130,7 @@ class Director:
         elif spec.kind == "hog":
             command = [sys.executable, "-m", "paceline.lab.hog", str(spec.worker)]
             environment = {**os.environ, **self._env, LAUNCHER: str(os.getpid())}
-            act.hogs = [subprocess.Popen(command, env=environment) for _ in range(int(spec.factor))]
+            act.hogs = [subprocess.Popen(command, env=environment) for _ in range(spec.hogs)]
         elif spec.kind == "slow" and self._groups is not None:
             self._groups.set(spec.worker, (self._cluster.workers[spec.worker].cores or 1.0) / spec.factor)
         elif spec.kind == "drop" and self._network is not None:
