@@ -18,7 +18,10 @@ from typing import Any
 import torch.distributed as dist
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "paceline.runtime.pace", "torch.nn.parallel"])
+# torch._dynamo is what the first optimizer imports: a second of work in every rank otherwise.
+CONTEXT.set_forkserver_preload(
+    ["torch", "torch.distributed", "torch._dynamo", "paceline.runtime.pace", "torch.nn.parallel"]
+)
 
 
 @dataclass

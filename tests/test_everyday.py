@@ -243,12 +243,12 @@ def test_weights_at_the_outputs_count_once():
         total.scale_outputs(object())
 
 
-def with_little(settings):
+def with_little(settings, batch=8):
     pace = paceline.init(balance="fixed:1,100", timeout_s=30, **settings)
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     model = pace.wrap(model, optimizer)
-    loader = pace.loader(points(40), 8)
+    loader = pace.loader(points(40), batch)
     for x, y in loader:
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
@@ -256,7 +256,9 @@ def with_little(settings):
     return loader.split
 
 
-def test_batch_norm_never_gets_a_single_sample():
+def test_batch_norm_gets_several_samples():
     assert ranks.run(2, with_little, {}) == [(2, 6)] * 2
+    assert ranks.run(2, with_little, {}, 40) == [(8, 32)] * 2  # few are allowed, but train badly
+    assert ranks.run(2, with_little, {"max_local_batch": [5, 100]}, 40) == [(5, 35)] * 2
     asked = ranks.outcomes(2, with_little, {"min_local_batch": 1})  # whoever asks for one gets one
     assert "Expected more than 1 value per channel" in asked[0].error

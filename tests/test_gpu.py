@@ -19,6 +19,7 @@ from paceline.lab.cluster import Cluster, Node, WorkerSpec
 from paceline.lab.start import Start, run_on
 from tests import ranks
 from tests.nets import flat, mlp, points
+from tests.test_sync import against_reference, numbered
 
 pytestmark = [
     pytest.mark.gpu,
@@ -285,6 +286,7 @@ def test_a_daemon_left_by_a_killed_lab_is_stopped_by_the_next():
 MIXED = """
 import sys, torch, torch.nn.functional as F, paceline
 from tests.nets import flat, mlp, points
+from tests.test_sync import against_reference, numbered
 pace = paceline.init(balance="fixed:3,1,1" if sys.argv[1:] == ["3"] else None, timeout_s=60)
 model = mlp().double().to(pace.device)
 optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -341,3 +343,40 @@ def test_compressed_sums_of_gpu_gradients():
     assert all(torch.equal(one, close[0]) for one in close)
     moved = (exact[0] - flat(mlp())).norm()
     assert 0 < (close[0] - exact[0]).norm() < 0.01 * moved
+
+
+def local(sync, epochs=3):
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    pace = paceline.init(sync=sync, nodes="2,1", balance="equal", timeout_s=60)
+    with pace:
+        model = mlp().to(pace.device)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        model = pace.wrap(model, optimizer)
+        loader = pace.loader(numbered(), 24)
+        batches = []
+        for _ in range(epochs):
+            for x, y, number in loader:
+                assert x.device.type == "cuda"
+                batches.append(number.tolist())
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return batches, flat(model.module).cpu()
+
+
+def locals_(methods):
+    return [local(method) for method in methods]
+
+
+def test_local_training_on_a_gpu_does_what_one_process_would():
+    methods = [
+        "overlap:h=3,delay=2",
+        "hierarchical:h=3",
+        "local:h=3",
+        "daso:warm_up=1",
+        "diloco:h=4,fragments=2,delay=1",
+    ]
+    results = ranks.run(3, locals_, methods, timeout_s=150)
+    for number, method in enumerate(methods):
+        against_reference({"sync": method, "nodes": "2,1", "epochs": 3}, [result[number] for result in results])
+        assert all(torch.equal(result[number][1], results[0][number][1]) for result in results)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import select
 import subprocess
@@ -115,13 +114,6 @@ def between(network: Network, server: str, client: str, a: int, b: int, *argumen
 
 def round_trip_s(network: Network, a: int, b: int) -> float:
     return float(between(network, ECHO, ROUND_TRIP, a, b)[0])
-
-
-def crossed(network: Network, node: int) -> tuple[int, int]:
-    """Bytes that came from the node to the hub, and that went from the hub to the node."""
-    command = ["ip", "-j", "-s", "-n", network.plan.hub, "link", "show", f"v{node}"]
-    stats = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)[0]["stats64"]
-    return stats["rx"]["bytes"], stats["tx"]["bytes"]
 
 
 def names() -> list[str]:
@@ -320,7 +312,7 @@ def test_gloo_crosses_the_link():
         least_s = (num_bytes * 8 - 2 * 8 * 25_000) / 100e6  # each sends half twice; two bursts are free
         assert max(float(took) for took, _, _ in said) >= least_s
         for node in range(2):
-            up, down = crossed(network, node)
+            up, down = network.crossed(node)
             assert up >= num_bytes
             assert down >= num_bytes
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from paceline.errors import ConfigError, unknown_name
 from paceline.policies.balance import AnyBalance, policy
+from paceline.policies.sync import Sync, sync_policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,8 @@ class Settings:
 
     Args:
         balance: name of a balance policy, or the policy itself.
+        sync: name of a sync policy, with settings after a colon ("overlap:h=8,compress=int8"), or the policy itself.
+        nodes: which workers are on which node: "2,2", or lists of workers; None goes by the names of hosts.
         seed: decides the order of samples, together with the epoch.
         run_dir: folder for the event log; None keeps none.
         replan_every: steps in a window: times are gathered, and a plan decided, this often.
@@ -39,6 +42,8 @@ class Settings:
     """
 
     balance: str | AnyBalance = "affine"
+    sync: str | Sync = "allreduce"
+    nodes: str | tuple[tuple[int, ...], ...] | None = None
     seed: int = 0
     run_dir: str | None = None
     replan_every: int = 4
@@ -62,17 +67,28 @@ class Settings:
                 raise ConfigError(f"max_local_batch must be whole numbers, at least 1; got {cap!r}")
         if isinstance(self.balance, str):
             policy(self.balance)  # an unknown name is refused here, before anything starts
+        if isinstance(self.sync, str):
+            sync_policy(self.sync)
 
     @property
     def policy(self) -> AnyBalance:
         """The balance policy itself."""
         return policy(self.balance) if isinstance(self.balance, str) else self.balance
 
+    @property
+    def sync_policy(self) -> Sync:
+        """The sync policy itself."""
+        return sync_policy(self.sync) if isinstance(self.sync, str) else self.sync
+
     def plain(self) -> dict[str, Any]:
         """As JSON values, for the event log and the handshake."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         if not isinstance(self.balance, str):
             values["balance"] = repr(self.balance)
+        if not isinstance(self.sync, str):
+            values["sync"] = repr(self.sync)
+        if isinstance(self.nodes, tuple):
+            values["nodes"] = [list(part) for part in self.nodes]
         if isinstance(self.max_local_batch, tuple):
             values["max_local_batch"] = list(self.max_local_batch)
         return values
@@ -102,6 +118,8 @@ def resolve(explicit: Mapping[str, Any], environ: Mapping[str, str], folder: Pat
                 raise unknown_name(f"setting (from the {source})", name, NAMES)
             if name == "max_local_batch" and isinstance(value, (list, tuple)):
                 value = tuple(value)
+            if name == "nodes" and isinstance(value, (list, tuple)):
+                value = tuple(tuple(part) for part in value)
             values[name] = value
             sources[name] = source
     return Settings(**values), sources
@@ -113,7 +131,9 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
         text = environ.get(f"PACELINE_{name.upper()}")
         if text is None:
             continue
-        found[name] = text if name in ("balance", "run_dir", "device", "backend") else _number(name, text)
+        found[name] = (
+            text if name in ("balance", "sync", "nodes", "run_dir", "device", "backend") else _number(name, text)
+        )
     return found
 
 

@@ -9,6 +9,11 @@ Every line is an object with `type` and `t` (seconds since the epoch, on the wri
 | `plan` | every decision | `step` (decided at), `start` (holds from), `split`, `changed`, `reason`, `predicted_s`, `digest` |
 | `window` | times were gathered | `step`, `epoch`, `observation`; per worker: `step_s`, `comm_s`; `samples_per_s`, `efficiency` |
 | `steps` | with each window | own steps: `step`, `samples`, `data_wait_s`, `compute_s`, `comm_s`, `optimizer_s` (lists) |
+| `topology` | once, after `start` | `names` of nodes, `members` of each |
+| `sync` | the sync policy changes its pace | `step`, `policy`, `reason`, `state` |
+| `round` | an exchange was taken in | `step`, `span` of values, `every`, `delay`, `transfer_s`, `waited_s`, `num_bytes` sent to other nodes, `step_s`, `drift`, `weights` |
+| `left-out` | a replica did not count | `step`, `replicas`, `reason` |
+| `loss` | an epoch ends and losses were reported | `epoch`, `step`, `loss` (this worker's mean), `samples` |
 | `epoch` | an epoch ends | `epoch`, `step`, `samples` |
 | `memory` | out of memory, recovered | `step`, `samples`, `fits`, `micro_batches` |
 | `state` | saved or loaded | `action`, `path`, `step`, `note` |
@@ -30,7 +35,26 @@ from paceline.errors import ConfigError
 from paceline.types import to_plain
 
 SCHEMA = 1
-TYPES = frozenset(["start", "data", "plan", "window", "steps", "epoch", "memory", "state", "evaluate", "note", "end"])
+TYPES = frozenset(
+    [
+        "start",
+        "topology",
+        "data",
+        "plan",
+        "window",
+        "steps",
+        "sync",
+        "round",
+        "left-out",
+        "loss",
+        "epoch",
+        "memory",
+        "state",
+        "evaluate",
+        "note",
+        "end",
+    ]
+)
 
 
 class EventLog:

@@ -8,6 +8,7 @@ import signal
 import sys
 
 LAUNCHER = "PACELINE_LAUNCHER"
+NODE = "PACELINE_NODE"  # the name of this worker's node, where the host's name does not tell
 
 
 def die_with_launcher() -> None:

@@ -121,12 +121,13 @@ def play(
     pythons: dict[str, str | PeerMissing] = {}
     for turn in turns(suite, limit=limit):
         name = turn.contender.name
-        if turn.contender.peer and name not in pythons:
+        peer = turn.contender.peer
+        if peer and peer not in pythons:
             try:
-                pythons[name] = str(environment(name, peers))
+                pythons[peer] = str(environment(peer, peers))
             except PeerMissing as error:
-                pythons[name] = error
-        python = pythons.get(name, sys.executable)
+                pythons[peer] = error
+        python = pythons.get(peer, sys.executable)
         record: dict[str, Any] = {
             "workload": turn.workload,
             "cluster": turn.cluster.name,
@@ -137,8 +138,8 @@ def play(
             record |= {"status": "not installed", "reason": python.reason}
         else:
             record |= _run(turn, suite, raw / turn.place, python, partial(tick, turn))
-            if turn.contender.peer:
-                record["versions"] = versions(name, Path(python))
+            if peer:
+                record["versions"] = versions(peer, Path(python))
         tell(turn, record)
     clean()  # after the last run nobody else would
 

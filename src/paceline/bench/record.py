@@ -23,7 +23,7 @@ from paceline.lab.start import lab_dir
 from paceline.report.lab import read_lab
 
 SCHEMA = 1
-_KEPT = (".jsonl", "spec.json", "cluster.json")
+_KEPT = (".jsonl", "spec.json", "cluster.json", "links.json")
 _KEPT_BEGINNING = "solo-"
 
 
@@ -50,6 +50,9 @@ def figures(folder: Path, target: float, warm_up: int, higher_is_better: bool) -
         "plans": sum(a != b for a, b in pairwise(lab.split)),
         "overrun": lab.overrun,
     }
+    links = lab_dir(folder) / "links.json"
+    if links.is_file():
+        found["link_bytes"] = max(json.loads(links.read_text())["up"]) / len(ends)
     if lab.ideal_s:
         ideal = lab.ideal_s[warm_up + 1 : len(steps) + 1]
         found["share_of_optimum"] = sum(ideal) / sum(steps_counted[: len(ideal)])

@@ -77,6 +77,7 @@ def case_table(record: dict[str, Any], case: dict[str, Any]) -> list[str]:
     by_name = of_case(record, case)
     total, together = limit(by_name["solo"]), limit(by_name["solo"], "together")
     known = any(rates(runs, "share_of_optimum") for name, runs in by_name.items() if name != "solo")
+    linked = any(rates(runs, "link_bytes") for name, runs in by_name.items() if name != "solo")
     better = "at least" if case["higher_is_better"] else "at most"
     lines = [
         f"## {case['workload']} on {case['cluster']}",
@@ -94,7 +95,7 @@ def case_table(record: dict[str, Any], case: dict[str, Any]) -> list[str]:
     else:
         lines += ["", f"Workers alone: {_why(by_name['solo'])}."]
     head = ["contender", "median step, ms", "samples/s", "of solo sum", *(["of optimum"] if known else [])]
-    head += ["time to target", "final score", "plans", "last split"]
+    head += [*(["MB per step over a link"] if linked else []), "time to target", "final score", "plans", "last split"]
     lines += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, runs in by_name.items():
         if name == "solo":
@@ -109,6 +110,8 @@ def case_table(record: dict[str, Any], case: dict[str, Any]) -> list[str]:
         row.append(f"{speed / total:.3f}" if total else "")
         if known:
             row.append(f"{statistics.median(rates(runs, 'share_of_optimum')):.3f}")
+        if linked:
+            row.append(f"{statistics.median(rates(runs, 'link_bytes')) / 1e6:.2f}")
         row += [_to_target(runs), _score(runs), str(max(rates(runs, "plans"))), str(rates_split(runs))]
         failed = [run for run in runs if run["status"] != "ok"]
         if failed:

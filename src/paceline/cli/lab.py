@@ -95,6 +95,7 @@ def describe(cluster: Cluster) -> str:
 @command.command(name="run", context_settings={"allow_interspersed_args": False})
 @click.option("--cluster", required=True, help="A cluster file, or the name of one that ships.")
 @click.option("--balance", help="Balance policy, for scripts that call paceline.init().")
+@click.option("--sync", help="Sync policy, likewise.")
 @click.option("--links", type=click.Choice(["paced"]), help="Emulate links between nodes without root.")
 @click.option("--run-dir", help="Folder for events, logs and the lab's record. [default: runs/DATE-SCRIPT]")
 @click.option(
@@ -107,6 +108,7 @@ def run(
     arguments: tuple[str, ...],
     cluster: str,
     balance: str | None,
+    sync: str | None,
     links: str | None,
     run_dir: str | None,
     as_json: bool,
@@ -114,14 +116,17 @@ def run(
     """Run SCRIPT on every worker of a cluster emulated on this machine."""
     from paceline.lab.start import lab_dir
     from paceline.policies.balance import policy
+    from paceline.policies.sync import sync_policy
     from paceline.report.lab import read_lab
 
     path = checked_script(script)
     if balance is not None:
         policy(balance)
+    if sync is not None:
+        sync_policy(sync)
     spec = choose(cluster, links)
     folder = new_run_dir(run_dir, path.stem)
-    start(spec, path, list(arguments), folder, balance=balance, quiet=as_json)
+    start(spec, path, list(arguments), folder, {"balance": balance, "sync": sync}, quiet=as_json)
     figures = read_lab(lab_dir(folder)).summary()
     if figures["overrun"] > 1.1:
         say(
@@ -140,16 +145,14 @@ def start(
     script: Path,
     arguments: list[str],
     folder: Path,
+    options: dict[str, str | None],
     *,
-    balance: str | None,
     quiet: bool,
 ) -> None:
     """Run a script on a cluster, with a progress line."""
     from paceline.lab.start import Start, run_on
 
-    settings: dict[str, Any] = {"run_dir": str(folder)}
-    if balance is not None:
-        settings["balance"] = balance
+    settings: dict[str, Any] = {"run_dir": str(folder), **{k: v for k, v in options.items() if v is not None}}
     caps = [worker.max_local_batch for worker in spec.workers]
     if any(caps):
         settings["max_local_batch"] = caps

@@ -10,11 +10,17 @@ import click
 from paceline.cli.screen import ProgressScreen, checked_script, new_run_dir, run_status, say
 from paceline.comm.launch import Job, launch
 from paceline.policies.balance import policy
+from paceline.policies.sync import sync_policy
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--nproc", type=int, help="Workers on this machine. [default: one per GPU, or one]")
 @click.option("--balance", help="Balance policy: affine (default), equal, fixed:1,2,..., dbs, dp, edp.")
+@click.option(
+    "--sync",
+    help="Sync policy: allreduce (default), local, post-local, hierarchical, daso, overlap, diloco; settings follow a colon: overlap:h=8,compress=int8.",
+)
+@click.option("--nodes", help="Workers on each node, in order: 2,2. [default: by host]")
 @click.option("--run-dir", help="Folder for events and logs. [default: runs/DATE-SCRIPT]")
 @click.option("--seed", type=int, help="Decides the order of samples.")
 @click.option("--replan-every", type=int, help="Steps between two decisions. [default: 4]")
@@ -41,11 +47,13 @@ def command(
     path = checked_script(script)
     if options["balance"] is not None:
         policy(options["balance"])
+    if options["sync"] is not None:
+        sync_policy(options["sync"])
     if nproc is None:
         import torch
 
         nproc = max(1, torch.cuda.device_count())
-    names = ("balance", "seed", "replan_every", "granularity", "timeout_s")
+    names = ("balance", "sync", "nodes", "seed", "replan_every", "granularity", "timeout_s")
     settings = {name: options[name] for name in names if options[name] is not None}
     if options["max_local_batch"] is not None:
         settings["max_local_batch"] = _caps(options["max_local_batch"])

@@ -75,20 +75,21 @@ class LoopbackWorld:
             self._arrived.setdefault((verb, call), {})[rank] = value
             self._changed.notify_all()
 
-    def take(self, rank: int, verb: str, call: int) -> list[Any]:
+    def take(self, rank: int, verb: str, call: int, members: Sequence[int] | None = None) -> list[Any]:
         """Everybody's value, by rank; raises if somebody is lost or late."""
-        everyone = set(range(self.size))
+        members = range(self.size) if members is None else members
+        everyone = set(members)
         with self._changed:
             arrived = self._arrived.setdefault((verb, call), {})
             self._changed.wait_for(
-                lambda: len(arrived) == self.size or bool(self._lost - arrived.keys()), self.timeout_s
+                lambda: len(arrived) == len(everyone) or bool((self._lost & everyone) - arrived.keys()), self.timeout_s
             )
             absent = everyone - arrived.keys()
         if absent:
             missing = tuple(sorted(absent & self._lost or absent))
             kind = PeerLost if absent & self._lost else PeerTimeout
             raise kind(f"{verb} number {call} did not finish on worker {rank}. Missing: workers {missing}", missing)
-        return [arrived[other] for other in range(self.size)]
+        return [arrived[other] for other in members]
 
 
 class _Later:
@@ -100,6 +101,39 @@ class _Later:
 
     def done(self) -> bool:
         return False  # it takes part when it is waited for
+
+
+class LoopbackTeam:
+    """Some of the workers of the double."""
+
+    def __init__(self, comm: LoopbackComm, ranks: tuple[int, ...], name: str) -> None:
+        self._comm, self.ranks, self._name = comm, ranks, name
+        self.place, self.size = ranks.index(comm.rank), len(ranks)
+
+    def _later(self, verb: str, value: torch.Tensor, finish: Callable[[list[torch.Tensor]], None]) -> _Later:
+        call = self._comm._enter(f"{self._name}.{verb}", value.clone())
+        world = self._comm._world
+        return _Later(lambda: finish(world.take(self._comm.rank, f"{self._name}.{verb}", call, self.ranks)))
+
+    def sum_(self, tensor: torch.Tensor) -> _Later:
+        """Start summing in place; the sum is taken in the order of members."""
+        return self._later("sum_", tensor, lambda parts: _sum_into(tensor, parts))
+
+    def swap(self, theirs: torch.Tensor, mine: torch.Tensor) -> _Later:
+        """Start sending row i of `mine` to member i."""
+
+        def finish(parts: list[torch.Tensor]) -> None:
+            for row, sent in zip(theirs, parts, strict=True):
+                row.copy_(sent[self.place])
+
+        return self._later("swap", mine, finish)
+
+
+def _sum_into(tensor: torch.Tensor, parts: list[torch.Tensor]) -> None:
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    tensor.copy_(total)
 
 
 class LoopbackComm:
@@ -148,15 +182,18 @@ class LoopbackComm:
     def sum_(self, tensor: torch.Tensor, lane: int = 0) -> _Later:
         """Start summing in place; the sum is taken in rank order."""
         call = self._enter("sum_", tensor.clone())
+        return _Later(lambda: _sum_into(tensor, self._world.take(self._rank, "sum_", call)))
 
-        def finish() -> None:
-            parts = self._world.take(self._rank, "sum_", call)
-            total = parts[0].clone()
-            for part in parts[1:]:
-                total += part
-            tensor.copy_(total)
+    def teams(self, parts: Sequence[tuple[int, ...]], what: str, *, gradients: bool = False) -> LoopbackTeam | None:
+        """Make teams of workers."""
+        call = self._enter("teams", None)
+        return next((LoopbackTeam(self, part, f"team{call}.{part[0]}") for part in parts if self._rank in part), None)
 
-        return _Later(finish)
+    def collect(self, data: torch.Tensor) -> list[torch.Tensor] | None:
+        """Everybody's bytes, on worker 0."""
+        call = self._enter("collect", data.clone())
+        received: list[torch.Tensor] = self._world.take(self._rank, "collect", call)
+        return None if self._rank else received
 
     def gather(self, row: torch.Tensor) -> _Later:
         """Start gathering rows."""

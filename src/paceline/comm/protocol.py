@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
@@ -29,6 +30,33 @@ class PendingSwap(Pending, Protocol):
 
     def done(self) -> bool:
         """Whether `wait` would return at once."""
+        ...
+
+
+class Team(Protocol):
+    """Some of the workers, among themselves. Calls are collective within the team."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Its members, by their numbers in the whole world."""
+        ...
+
+    @property
+    def place(self) -> int:
+        """This worker's position among them."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+        ...
+
+    def sum_(self, tensor: torch.Tensor) -> Pending:
+        """Start summing `tensor` over the members, in place."""
+        ...
+
+    def swap(self, theirs: torch.Tensor, mine: torch.Tensor) -> Pending:
+        """Start sending row i of `mine` to member i; row j of `theirs` will be member j's."""
         ...
 
 
@@ -74,6 +102,17 @@ class Comm(Protocol):
 
     def gather_text(self, text: str, what: str = "an exchange of texts") -> list[str]:
         """One string from every worker, by rank; `what` says in an error what it was for."""
+        ...
+
+    def teams(self, parts: Sequence[tuple[int, ...]], what: str, *, gradients: bool = False) -> Team | None:
+        """Make teams of workers; collective. `what` says in errors what they are for. Returns the one this worker is in.
+
+        With `gradients` a team uses what carries gradients between GPUs, else connections of its own.
+        """
+        ...
+
+    def collect(self, data: torch.Tensor) -> list[torch.Tensor] | None:
+        """A flat CPU tensor of bytes from every worker, on worker 0 alone."""
         ...
 
     def broadcast_(self, tensors: list[torch.Tensor]) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -79,6 +79,46 @@ class _Gathered:
         return torch.stack(self._rows)
 
 
+class TorchTeam:
+    """Some of the workers, over a group of their own.
+
+    Args:
+        comm: the whole world.
+        ranks: the members.
+        group: their torch process group; None for a team of one.
+        what: what it is for, in errors.
+    """
+
+    def __init__(self, comm: TorchComm, ranks: tuple[int, ...], group: Any, what: str) -> None:
+        self._comm, self.ranks, self._group, self._what = comm, ranks, group, what
+        self.place, self.size = ranks.index(comm.rank), len(ranks)
+
+    def sum_(self, tensor: torch.Tensor) -> _Work | _Done:
+        """Start summing `tensor` over the members."""
+        if self._group is None:
+            return _Done()
+        with self._comm.naming(self._what):
+            return _Work(self._comm, self._group.allreduce([tensor]), self._what)
+
+    def swap(self, theirs: torch.Tensor, mine: torch.Tensor) -> _Work | _Done:
+        """Start sending row i of `mine` to member i."""
+        if self._group is None:
+            theirs.copy_(mine)
+            return _Done()
+        with self._comm.naming(self._what):
+            work = self._group.alltoall_base(theirs, mine, [], [], dist.AllToAllOptions())
+            return _Work(self._comm, work, self._what)
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._group = None
+
+
+class _Done:
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+
 class TorchComm:
     """One worker's door to the others.
 
@@ -102,6 +142,8 @@ class TorchComm:
             self._hello(dist.get_rank(), dist.get_world_size(), device)
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
         self._lanes: list[Any] = []
+        self._teams: list[TorchTeam] = []
+        self._num_teams = 0
         self._host, self._pid = socket.gethostname(), os.getpid()
         self._pulse = Pulse(self._store, self._rank, self._size, self._host, self._pid)
         self._closed = False
@@ -161,6 +203,38 @@ class TorchComm:
                 store = dist.PrefixStore(f"lane/{len(self._lanes)}", self._store)
                 self._lanes.append(_lane(store, self._rank, self._size, self._timeout_s))
         return max(1, len(self._lanes))
+
+    def teams(self, parts: Sequence[tuple[int, ...]], what: str, *, gradients: bool = False) -> TorchTeam | None:
+        """Make teams of workers."""
+        self._num_teams += 1
+        mine = next((part for part in parts if self._rank in part), None)
+        group: Any = None
+        with self.naming(f"connecting for {what}"):
+            if gradients and "nccl" in self.backend:
+                for part in parts:
+                    made = dist.new_group(list(part), timeout=timedelta(seconds=self._timeout_s))
+                    group = made if part == mine else group
+            elif mine is not None and len(mine) > 1:
+                store = dist.PrefixStore(f"team/{self._num_teams}/{mine[0]}", self._store)
+                group = _lane(store, mine.index(self._rank), len(mine), self._timeout_s)
+        if mine is None:
+            return None
+        team = TorchTeam(self, mine, group, what)
+        self._teams.append(team)
+        return team
+
+    def collect(self, data: torch.Tensor) -> list[torch.Tensor] | None:
+        """A tensor of bytes from every worker, on worker 0 alone."""
+        sizes = [int(size) for size in self.gather(torch.tensor([float(data.numel())], dtype=torch.float64)).wait()]
+        with self.naming("collecting the workers' states"):
+            if self._rank:
+                dist.send(data, 0, group=self._control)
+                return None
+            received = [data]
+            for rank in range(1, self._size):
+                received.append(torch.empty(sizes[rank], dtype=data.dtype))
+                dist.recv(received[-1], rank, group=self._control)
+            return received
 
     @property
     def rank(self) -> int:
@@ -280,6 +354,8 @@ class TorchComm:
             time.sleep(_SETTLE_S)
             if graceful:  # else a sum may be under way, and a lane's end would wait for it
                 self._lanes.clear()
+                for team in self._teams:
+                    team.close()
             dist.destroy_process_group()
 
 

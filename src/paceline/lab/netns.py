@@ -19,6 +19,7 @@ launcher leaves behind is found by it and removed at the next start.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import select
 import shlex
@@ -207,6 +208,13 @@ class Network:
         """What to put before a command so that it runs on the node."""
         # not `ip netns exec`, which mounts another /sys: cgroups would be out of sight
         return ["nsenter", f"--net=/run/netns/{self.plan.namespaces[node]}"]
+
+    def crossed(self, node: int) -> tuple[int, int]:
+        """Bytes that have come from the node, and that have gone to it, headers included."""
+        command = ["ip", "-j", "-s", "-n", self.plan.hub, "link", "show", f"v{node}"]
+        done = subprocess.run(command, capture_output=True, check=True)
+        stats = json.loads(done.stdout)[0]["stats64"]
+        return int(stats["rx"]["bytes"]), int(stats["tx"]["bytes"])
 
     def drop(self, node: int) -> None:
         """Lose every packet to and from the node, without a word to either side. What its queues hold still arrives."""

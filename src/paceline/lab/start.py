@@ -75,6 +75,10 @@ def run_on(cluster: Cluster, start: Start, screen: Screen) -> None:
         logs = start.run_dir / "logs"
         if network is not None:
             launch_nodes(cluster, network, start.command, logs, env, start.python, screen)
+            crossed = [network.crossed(number) for number in range(len(cluster.nodes))]
+            (folder / "links.json").write_text(
+                json.dumps({"up": [up for up, _ in crossed], "down": [d for _, d in crossed]})
+            )
         else:
             launch(Job(start.command, len(cluster.workers), logs, env, start.python), screen)
 

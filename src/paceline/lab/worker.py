@@ -13,9 +13,10 @@ import runpy
 import sys
 from pathlib import Path
 
+from paceline.process import NODE
+
 SOLO = "PACELINE_LAB_SOLO"  # which worker a world of one plays
 STEPS = "PACELINE_LAB_STEPS"  # after how many steps the script is over
-NODE = "PACELINE_NODE"  # the name of the node this worker is on
 
 
 def record_path(lab_dir: Path, worker: int) -> Path:

@@ -28,10 +28,7 @@ def write(path: Path, state: dict[str, Any]) -> None:
     Raises:
         CheckpointError: the state holds something that is neither tensor nor plain value, or the disk refused.
     """
-    tensors: dict[str, torch.Tensor] = {}
-    tree = json.dumps(_pack(state, tensors, "state"))
-    meta = {"format": "paceline", "schema": str(SCHEMA), "tree": tree, "sha256": _digest(str(SCHEMA), tree, tensors)}
-    data = safetensors.torch.save(tensors, metadata=meta)
+    data = _encoded(state)
     temporary = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,6 +71,27 @@ def read(path: Path) -> dict[str, Any]:
     if "tree" not in meta or _digest(schema, meta["tree"], tensors) != meta.get("sha256"):
         raise CheckpointError(f"{path} is damaged: its contents do not match their checksum. Use an older one")
     state: dict[str, Any] = _unpack(json.loads(meta["tree"]), tensors)
+    return state
+
+
+def _encoded(state: dict[str, Any]) -> bytes:
+    tensors: dict[str, torch.Tensor] = {}
+    tree = json.dumps(_pack(state, tensors, "state"))
+    meta = {"format": "paceline", "schema": str(SCHEMA), "tree": tree, "sha256": _digest(str(SCHEMA), tree, tensors)}
+    return safetensors.torch.save(tensors, metadata=meta)
+
+
+def to_bytes(state: dict[str, Any]) -> torch.Tensor:
+    """A state as a tensor of bytes, to be sent or stored within another."""
+    return torch.frombuffer(bytearray(_encoded(state)), dtype=torch.uint8)
+
+
+def from_bytes(data: torch.Tensor) -> dict[str, Any]:
+    """What `to_bytes` made."""
+    raw = data.numpy().tobytes()
+    length = int.from_bytes(raw[:8], "little")
+    tree = json.loads(raw[8 : 8 + length])["__metadata__"]["tree"]
+    state: dict[str, Any] = _unpack(json.loads(tree), safetensors.torch.load(raw))
     return state
 
 

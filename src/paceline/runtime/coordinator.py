@@ -76,6 +76,10 @@ class Coordinator:
         self._epoch_start = step
         self.book.begin(step)
 
+    def aligned(self, step: int) -> bool:
+        """Whether an optimizer step lies between the batch before `step` and that of `step`."""
+        return (step - self._epoch_start) % self._align == 0
+
     def turn(self, step: int, epoch: int, *, ends_epoch: bool = False) -> None:
         """Between two steps: take in what has arrived, decide, and ask again if a window is full.
 

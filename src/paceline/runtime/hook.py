@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from paceline.comm import EXCHANGING, Comm
+from paceline.comm import EXCHANGING, Comm, Team
 from paceline.errors import PacelineError
+from paceline.policies.sync import Scope
 from paceline.runtime.batches import each_tensor
 from paceline.runtime.compress import HalfSum
 from paceline.runtime.meter import Meter
@@ -51,6 +52,11 @@ class WeightedSum:
     Args:
         comm: the door to the other workers.
         meter: told when gradients are ready and when the sum has arrived.
+
+    Attributes:
+        scope: whose gradients are summed: everybody's, the node's (over `team`), or nobody else's.
+        mates: the workers on this node.
+        processed: samples handed out so far; whoever counts them may set it back.
     """
 
     def __init__(self, comm: Comm, meter: Meter | None = None) -> None:
@@ -59,8 +65,12 @@ class WeightedSum:
         self.meter = meter or Meter()
         self.step = -1
         self.samples = 0
+        self.processed = 0
         self.at_outputs = False
-        self._current = 1.0 / comm.size
+        self.scope: Scope = "all"
+        self.team: Team | None = None
+        self.mates: tuple[int, ...] = (comm.rank,)
+        self._current, self._of_node = 1.0 / comm.size, 1.0
         self._held: list[float] = []
         self._under_way: list[tuple[Any, torch.futures.Future[torch.Tensor], torch.Tensor, torch.Tensor]] = []
         self._inline = self._first = True
@@ -70,9 +80,10 @@ class WeightedSum:
         ddp.register_comm_hook(self, weighted_hook)
         ddp.register_forward_pre_hook(self._before_forward)
 
-    def weigh(self, weight: float, step: int = -1, samples: int = 0) -> None:
-        """The batch just handed out counts `weight` in the sum."""
-        self._current, self.step, self.samples = weight, step, samples
+    def weigh(self, weight: float, step: int = -1, samples: int = 0, of_node: float = 1.0) -> None:
+        """The batch just handed out counts `weight` in the sum over everybody, and `weight / of_node` in that of the node."""
+        self._current, self.step, self.samples, self._of_node = weight, step, samples, of_node
+        self.processed += samples
 
     def _before_forward(self, ddp: Any, _: Any) -> None:
         if torch.is_grad_enabled() and not ddp.require_backward_grad_sync:
@@ -119,6 +130,10 @@ class WeightedSum:
                 f"{len(self._held) + 1} micro-batches. Give the loader accumulate={len(self._held) + 1} so that plans "
                 f"change between steps only, and drop_last=True"
             )
+        if self.scope == "own":
+            return 1.0 if self._current else 0.0
+        if self.scope == "node":
+            return self._current / self._of_node if self._current else 0.0
         return self._current
 
     def send(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
@@ -126,15 +141,23 @@ class WeightedSum:
         weight = self.weight
         if weight == 0.0:
             buffer.zero_()  # not a multiplication: an idle worker's NaN must not spread
-        else:
+        elif self.scope == "all":
             self.meter.norm(torch.linalg.vector_norm(buffer, dtype=torch.float32 if buffer.dtype in SMALL else None))
+            buffer.mul_(weight)
+        elif weight != 1.0:  # a replica that is not finite is left out when replicas agree
             buffer.mul_(weight)
         wire = buffer.float() if buffer.dtype in SMALL else buffer
         on_cuda = buffer.device.type == "cuda"
         future = torch.futures.Future(devices=[buffer.device] if on_cuda else None)
+        if self.scope == "own":
+            future.set_result(buffer)
+            return future
         place = len(self._under_way)
-        if self.half is not None and wire is buffer:
-            work: Any = self.half.start(buffer, place)
+        if self.scope == "node":
+            assert self.team is not None
+            work: Any = self.team.sum_(wire)
+        elif self.half is not None and wire is buffer:
+            work = self.half.start(buffer, place)
         else:
             work = self.comm.sum_(wire, place if self.half is None else self.half.lane(place))
         self._under_way.append((work, future, buffer, wire))

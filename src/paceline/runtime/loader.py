@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -33,6 +33,9 @@ class Loader:
         batch_size: the global batch.
         epoch: see above.
         step: the number of the next step, counted over all epochs.
+        ends_epoch: whether the batch handed out last is the last of its epoch.
+        ends_update: whether an optimizer step follows it.
+        after_batch: called when the loop is done with a batch.
     """
 
     def __init__(
@@ -99,6 +102,8 @@ class Loader:
         self._sampler = PlanSampler(
             order, batch_size, rank=comm.rank, cut=self._cut, drop_last=drop_last, ghost=settings.min_local_batch
         )
+        self.ends_epoch = self.ends_update = False
+        self.after_batch: Callable[[], None] = lambda: None
         self._seed = settings.seed
         self._generator = torch.Generator()
         self._left: Cursor | None = None
@@ -167,11 +172,16 @@ class Loader:
                 split = plan.cut(total)
                 mine = split[self._comm.rank]
                 self._meter.batch(cursor.step, mine, full=total == usual)
-                self._total.weigh(plan.weights(split)[self._comm.rank], cursor.step, mine)
+                weights = plan.weights(split)
+                of_node = sum(weights[mate] for mate in self._total.mates)
+                self._total.weigh(weights[self._comm.rank], cursor.step, mine, of_node)
                 self._comm.at(cursor.step, "computing")
                 cursor.position += total
                 cursor.step += 1
+                self.ends_epoch = cursor.position >= self._sampler.end(cursor.epoch)
+                self.ends_update = self.ends_epoch or self.coordinator.aligned(cursor.step)
                 yield batch
+                self.after_batch()
                 self._meter.fetch()
             finished = True
         finally:

@@ -37,7 +37,7 @@ class PacedModel(DistributedDataParallel):
         statistics = {id(buffer) for part in norms for buffer in part.buffers(recurse=False)}
         only_statistics = all(id(buffer) in statistics for buffer in module.buffers())
         self._norms = norms if only_statistics else None
-        self.needs_two = any(
+        self.needs_several = any(
             isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and not isinstance(part, torch.nn.SyncBatchNorm)
             for part in norms
         )
@@ -74,6 +74,8 @@ class PacedModel(DistributedDataParallel):
         Running statistics of batch normalisation are read in evaluation only (or by layers frozen with `eval()`), so where
         a model has no other buffers they are sent then, and not before every training step.
         """
+        if self._paceline_total.scope != "all":
+            return  # replicas differ, and so do their buffers until they agree
         if self._norms is not None and all(part.training for part in self._norms):
             return
         with self._paceline_comm.naming("the broadcast of buffers before forward"):
@@ -133,10 +135,10 @@ def wrap(
         raise ConfigError("pace.wrap takes the plain model: this one is in DistributedDataParallel already")
     if device.type == "cuda":
         ddp.setdefault("device_ids", [device.index])
+    ddp.setdefault("gradient_as_bucket_view", True)  # two copies of all gradients less in every step
     if comm.staged:
         comm.open_lanes(STAGED_LANES)
         ddp.setdefault("bucket_cap_mb", STAGED_BUCKET_MB)
-        ddp.setdefault("gradient_as_bucket_view", True)
     if compress and comm.size > 1:
         total.half = HalfSum(comm)
     with comm.naming("comparing the model over all workers"):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import json
+import math
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +25,8 @@ from paceline.errors import CheckpointError, ConfigError
 from paceline.events import SCHEMA, EventLog, events_path
 from paceline.policies.balance import AnyBalance
 from paceline.policies.balance.shares import split_by_shares
-from paceline.process import die_with_launcher
+from paceline.policies.sync import Sync
+from paceline.process import NODE, die_with_launcher
 from paceline.runtime import checkpoint, randomness
 from paceline.runtime.batches import num_samples
 from paceline.runtime.evaluate import evaluate
@@ -33,16 +36,21 @@ from paceline.runtime.loader import Loader
 from paceline.runtime.memory import explain, is_out_of_memory
 from paceline.runtime.meter import Meter
 from paceline.runtime.model import PacedModel, wrap
+from paceline.runtime.rounds import Rounds
 from paceline.runtime.step import StepRunner
+from paceline.runtime.topology import by_label, declared
 from paceline.types import Limits
 
 STATE_SCHEMA = 1
+BATCH_NORM_LEAST = 8  # samples; below it the error rises steeply (Wu and He 2018, figure 1)
 SAVING = "saving, which every worker must take part in"
 
 
 def init(
     *,
     balance: str | AnyBalance | None = None,
+    sync: str | Sync | None = None,
+    nodes: str | Sequence[Sequence[int]] | None = None,
     seed: int | None = None,
     run_dir: str | os.PathLike[str] | None = None,
     replan_every: int | None = None,
@@ -59,6 +67,9 @@ def init(
 
     Args:
         balance: name of a balance policy ("affine", "equal", "fixed:1,2", "dbs", "dp", "edp"), or the policy itself.
+        sync: name of a sync policy ("allreduce", "local", "post-local", "hierarchical", "daso", "overlap", "diloco"), with
+            settings after a colon ("overlap:h=8,compress=int8"), or the policy itself.
+        nodes: which workers are on which node: "2,2", or lists of workers; by default by the names of hosts.
         seed: decides the order of samples.
         run_dir: folder for the event log; none is kept without.
         replan_every: steps between two decisions.
@@ -109,6 +120,9 @@ class Pace:
         self._optimizer: torch.optim.Optimizer | None = None
         self._loader: Loader | None = None
         self._runner: StepRunner | None = None
+        self._rounds: Rounds | None = None
+        self._updated_step = -1
+        self._losses: list[tuple[Any, int]] = []
         self._hooks: list[Any] = []
         self._meter = meter or Meter(device)
         self._total = WeightedSum(comm, self._meter)
@@ -116,7 +130,14 @@ class Pace:
         shared = {name: value for name, value in settings.plain().items() if name not in PLACES}
         versions = _versions()
         agree(comm, "settings", shared)
-        others = agree(comm, "version of paceline", {"paceline": versions["paceline"], "_all": versions})
+        label = os.environ.get(NODE) or getattr(comm, "host", "")
+        others = agree(
+            comm, "version of paceline", {"paceline": versions["paceline"], "_all": versions, "_node": label}
+        )
+        if settings.nodes is not None:
+            self.topology = declared(settings.nodes, comm.size)
+        else:
+            self.topology = by_label([other["_node"] for other in others])
         if settings.run_dir is not None:
             self._log = EventLog(events_path(Path(settings.run_dir), comm.rank))
         self._log.write(
@@ -132,6 +153,9 @@ class Pace:
             config=settings.plain(),
             sources=self._sources,
         )
+        self._log.write("topology", names=self.topology.names, members=self.topology.members)
+        if comm.rank == 0 and settings.sync_policy.name != "allreduce":
+            sys.stderr.write(f"paceline: {self.topology}; sync {settings.sync_policy.name}\n")
         for rank, other in enumerate(others):
             if other["_all"] != versions:
                 self._log.write("note", text=f"worker {rank} runs other versions: {other['_all']}")
@@ -170,15 +194,89 @@ class Pace:
         """
         if self._model is not None:
             raise ConfigError("pace.wrap was called before: one model per pace. Put several networks into one module")
+        policy = self.settings.sync_policy
+        if policy.name != "allreduce":
+            self._check_sync(policy, model, optimizer, compress)
         self._model = wrap(model, self.comm, self._total, self.device, compress, **ddp)
+        if policy.name != "allreduce" and self.size > 1 and optimizer is not None:
+            self._rounds = Rounds(policy, self.comm, self.topology, model, optimizer, self._total, self._log)
         if optimizer is not None:
             self._optimizer = optimizer
             self._hooks.append(optimizer.register_step_post_hook(self._after_update))
         return self._model
 
+    @staticmethod
+    def _check_sync(policy: Sync, model: Any, optimizer: Any, compress: str | None) -> None:
+        if optimizer is None:
+            raise ConfigError(
+                f"sync={policy.name!r} hangs on the optimizer's steps: call pace.wrap(model, optimizer) with the optimizer"
+            )
+        if compress:
+            raise ConfigError(
+                f"compress={compress!r} is for gradients that are summed in every step, sync={policy.name!r} exchanges changes "
+                f"of parameters: leave it out, and use sync='{policy.name}:compress={compress}'"
+            )
+        if any(isinstance(part, torch.nn.SyncBatchNorm) for part in model.modules()):
+            raise ConfigError(
+                f"SyncBatchNorm waits for all workers in every step, sync={policy.name!r} does not: use BatchNorm (its running "
+                f"statistics are averaged), or sync='allreduce'"
+            )
+
     def _after_update(self, optimizer: Any, *_: Any) -> None:
         if getattr(optimizer, "found_inf", None) is None:  # a fused optimizer under GradScaler skips by itself
             self._meter.updated()
+        self._after_step()
+
+    def _after_step(self) -> None:
+        self._updated_step = self._total.step
+        if self._rounds is not None:
+            epoch, ends = (self._loader.epoch, self._loader.ends_epoch) if self._loader is not None else (0, False)
+            self._rounds.after_step(epoch, ends_epoch=ends, loss=self._epoch_loss)
+
+    def _after_batch(self) -> None:
+        """A worker whose GradScaler skipped the optimizer must keep step with the others all the same."""
+        assert self._loader is not None
+        if self._rounds is not None and self._loader.ends_update and self._updated_step != self._total.step:
+            self._after_step()
+        if self._rounds is None and self._loader.ends_epoch:
+            self._own_loss()
+
+    def report(self, loss: torch.Tensor | float) -> None:
+        """Tell the training loss of the batch under way (this worker's mean); it may stay on the device.
+
+        Its mean goes to the event log at the end of the epoch, and `daso` looks at it to change its pace.
+        """
+        value = loss.detach() if isinstance(loss, torch.Tensor) else float(loss)
+        self._losses.append((value, self._total.samples))
+
+    def _own_loss(self) -> tuple[float, int]:
+        """The sum over samples of what was reported in this epoch, and how many they were; forgets it."""
+        told, self._losses = self._losses, []
+        total, count = math.fsum(float(value) * samples for value, samples in told), sum(n for _, n in told)
+        if count:
+            at = {"epoch": self._loader.epoch if self._loader else 0, "step": self._total.step}
+            self._log.write("loss", **at, loss=total / count, samples=count)
+        return total, count
+
+    def _epoch_loss(self) -> float | None:
+        """The mean of what was reported in this epoch, over all workers; None if nothing was. Collective."""
+        rows = self.comm.gather(torch.tensor(self._own_loss(), dtype=torch.float64)).wait().tolist()
+        count = math.fsum(row[1] for row in rows)
+        return math.fsum(row[0] for row in rows) / count if count else None
+
+    def settle(self) -> None:
+        """Make all replicas equal now: take in what is under way, then average. Collective; nothing to do for `allreduce`."""
+        if self._rounds is not None:
+            self._rounds.settle()
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """Inside, the model holds what all replicas agreed on last (the anchor); the same values on every worker."""
+        if self._rounds is None:
+            yield
+        else:
+            with self._rounds.consensus():
+                yield
 
     def loader(
         self,
@@ -214,7 +312,7 @@ class Pace:
             dataset,
             batch_size,
             comm=self.comm,
-            settings=self._loader_settings(),
+            settings=self._loader_settings(batch_size),
             total=self._total,
             meter=self._meter,
             log=self._log,
@@ -227,17 +325,18 @@ class Pace:
             prefetch_factor=prefetch_factor,
             **dataloader,
         )
+        self._loader.after_batch = self._after_batch
         return self._loader
 
-    def _loader_settings(self) -> Settings:
-        """The settings, with two samples as the least a worker takes where the model needs them and nobody says otherwise."""
+    def _loader_settings(self, batch_size: int) -> Settings:
+        """The settings, with a least share where the model's batch normalisation needs one and nobody says otherwise."""
         settings, cap = self.settings, self.settings.max_local_batch
         caps = [one for one in (cap if isinstance(cap, (list, tuple)) else [cap]) if one is not None]
-        asked = "min_local_batch" in self._sources
-        if self._model is None or not self._model.needs_two or asked or min(caps, default=2) < 2:
+        least = min(BATCH_NORM_LEAST, max(2, batch_size // (2 * self.comm.size)), *caps)
+        if self._model is None or not self._model.needs_several or "min_local_batch" in self._sources or least < 2:
             return settings
-        self._log.write("note", text="min_local_batch is 2: batch normalisation cannot train on one sample")
-        return dataclasses.replace(settings, min_local_batch=2)
+        self._log.write("note", text=f"min_local_batch is {least}: batch normalisation trains badly on fewer samples")
+        return dataclasses.replace(settings, min_local_batch=least)
 
     def step(self, fn: Callable[[Any], torch.Tensor], batch: Any) -> torch.Tensor:
         """Forward and backward as one function, surviving out of memory; then call `optimizer.step()` as usual.
@@ -267,7 +366,8 @@ class Pace:
     ) -> dict[str, float]:
         """Sum what `fn` returns for each batch over the whole dataset, each sample once, over all workers.
 
-        The wrapped model is in eval mode meanwhile, and gradients are off.
+        The wrapped model is in eval mode meanwhile, and gradients are off. Where replicas differ (`sync`), the model is what they
+        agreed on last.
 
         Args:
             fn: batch -> sums over its samples by name, e.g. {"correct": 31, "loss": 12.5}.
@@ -282,16 +382,17 @@ class Pace:
         if self._loader is not None:
             shares = tuple(max(float(samples), 0.5) for samples in self._loader.split)
         split = split_by_shares(shares, len(dataset), Limits.of(self.size))
-        totals = evaluate(
-            fn,
-            dataset,
-            comm=self.comm,
-            model=self._model,
-            device=self.device,
-            split=split,
-            batch_size=batch_size,
-            **dataloader,
-        )
+        with self.consensus():
+            totals = evaluate(
+                fn,
+                dataset,
+                comm=self.comm,
+                model=self._model,
+                device=self.device,
+                split=split,
+                batch_size=batch_size,
+                **dataloader,
+            )
         self._log.write("evaluate", step=self._loader.step if self._loader else 0, **totals)
         return totals
 
@@ -312,7 +413,17 @@ class Pace:
             "optimizer": self._optimizer.state_dict() if self._optimizer is not None else None,
             "loader": self._loader.state_dict() if self._loader is not None else None,
             "own": self.comm.gather_text(json.dumps(own), SAVING),
+            "sync": self._rounds.state() if self._rounds is not None else None,
+            "replicas": self._replicas(),
         }
+
+    def _replicas(self) -> list[Any]:
+        """What differs between workers in local training: everybody's on worker 0, one's own elsewhere."""
+        if self._rounds is None:
+            return []
+        mine = checkpoint.to_bytes(self._rounds.own_state())
+        everybody = self.comm.collect(mine)
+        return everybody or [mine if rank == self.rank else None for rank in range(self.size)]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken. Call it after `wrap` and `loader`, on every worker.
@@ -343,6 +454,11 @@ class Pace:
                 self._model.lay_out(state["layout"])
         if self._optimizer is not None:
             self._optimizer.load_state_dict(state["optimizer"])
+        if self._rounds is not None and state.get("sync") is not None:
+            mine = state["replicas"][self.rank] if same_size else None
+            note = self._rounds.load(state["sync"], checkpoint.from_bytes(mine) if mine is not None else None)
+            if note:
+                self._log.write("note", text=note)
         if own is not None:
             randomness.restore(own["random"], self.device)
         else:
@@ -436,7 +552,9 @@ class Pace:
             hook.remove()
         self._log.write("end", step=self._loader.step if self._loader else 0, ok=not self._failed)
         self._log.close()
-        self._model = self._runner = None
+        if self._rounds is not None:
+            self._rounds.close()
+        self._model = self._runner = self._rounds = None
         self.comm.close(graceful=not self._failed)
 
     def __enter__(self) -> Pace:

@@ -1,4 +1,7 @@
-"""Plain DistributedDataParallel: equal shares, or shares tuned by hand with the loss scaled to match."""
+"""Plain DistributedDataParallel: equal shares, or shares tuned by hand with the loss scaled to match.
+
+`task.options["hook"]` is one of torch's own compressing hooks: "bf16", or "powersgd" (Vogels et al. 2019) of rank 2.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import itertools
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.bench.task import Task
@@ -21,6 +25,11 @@ def train(task: Task) -> None:
     # DDP takes the plain mean over workers; this makes it the mean over samples.
     scale = split[task.rank] * task.size / total
     model = DistributedDataParallel(task.model())
+    if task.options.get("hook") == "bf16":
+        model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    elif task.options.get("hook") == "powersgd":
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=10)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     optimizer = task.optimizer(model.parameters())
     for epoch in itertools.count():
         order = torch.randperm(len(task.train), generator=torch.Generator().manual_seed(task.seed + epoch)).tolist()

@@ -1,6 +1,12 @@
-"""paceline with one of its balance policies: `task.options["balance"]`; further options go to `pace.wrap`."""
+"""paceline with one of its balance policies, `task.options["balance"]`, and of its sync policies, `task.options["sync"]`; what is
+under `wrap` goes to `pace.wrap`.
+
+Replicas that differ are tested at what they agreed on last; waiting for an exchange that is under way counts as training.
+"""
 
 from __future__ import annotations
+
+from contextlib import nullcontext
 
 import paceline
 from paceline.bench.task import Task, as_it_is
@@ -8,15 +14,24 @@ from paceline.bench.task import Task, as_it_is
 
 def train(task: Task) -> None:
     """Train."""
-    pace = paceline.init(balance=task.options["balance"], device=str(task.device), backend="gloo", seed=task.seed)
+    pace = paceline.init(
+        balance=task.options["balance"],
+        sync=task.options.get("sync", "allreduce"),
+        device=str(task.device),
+        backend="gloo",
+        seed=task.seed,
+    )
     model = task.model()
     optimizer = task.optimizer(model.parameters())
     model = pace.wrap(model, optimizer, **task.options.get("wrap", {}))
     loader = pace.loader(task.train, task.batch_size, drop_last=True, collate_fn=as_it_is)
     while True:
         for batch in loader:
-            task.loss(model, batch).backward()
+            loss = task.loss(model, batch)
+            loss.backward()
+            pace.report(loss)
             optimizer.step()
             optimizer.zero_grad()
-            if task.stepped(model.module):
-                return
+            with pace.consensus() if task.tests_next else nullcontext():
+                if task.stepped(model.module):
+                    return

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 NAMES = (
     "cnn-digits",
     "cnn-fashion",
+    "cnn-wide-fashion",
     "resnet18-digits",
     "resnet18-fashion",
     "resnet18-fashion32",
@@ -42,6 +43,7 @@ def workload(name: str) -> Workload:
     known: dict[str, Workload] = {
         "cnn-digits": Images("cnn-digits", digits, partial(cnn, 8), 128, 0.95),
         "cnn-fashion": Images("cnn-fashion", fashion, partial(cnn, 28), 256, 0.78, lr=0.05),
+        "cnn-wide-fashion": Images("cnn-wide-fashion", fashion, partial(cnn, 28, 512), 128, 0.8, lr=0.05),
         "resnet18-digits": Images("resnet18-digits", digits, resnet18, 64, 0.95, lr=0.05),
         "resnet18-fashion": Images("resnet18-fashion", fashion, resnet18, 256, 0.85),
         "resnet18-fashion32": Images("resnet18-fashion32", partial(fashion, 32), partial(resnet18, 1), 2048, 0.88),

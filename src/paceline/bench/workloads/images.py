@@ -12,8 +12,8 @@ from torch import nn
 from paceline.bench.task import Rows
 
 
-def cnn(side: int) -> nn.Module:
-    """Two convolutions and two layers."""
+def cnn(side: int, width: int = 64) -> nn.Module:
+    """Two convolutions and two layers, the first of them with `width` units."""
     small = -(-side // 4)
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, stride=2, padding=1),
@@ -21,9 +21,9 @@ def cnn(side: int) -> nn.Module:
         nn.Conv2d(16, 32, 3, stride=2, padding=1),
         nn.ReLU(),
         nn.Flatten(),
-        nn.Linear(32 * small * small, 64),
+        nn.Linear(32 * small * small, width),
         nn.ReLU(),
-        nn.Linear(64, 10),
+        nn.Linear(width, 10),
     )
 
 

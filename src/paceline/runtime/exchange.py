@@ -1,0 +1,366 @@
+"""The exchange of changes between replicas, in a thread of its own, so that training goes on meanwhile.
+
+With A the anchor (the same on every replica), y_m what replica m sent, w_m its weight:
+
+    delta_m = A - y_m                    what it changed since the anchor
+    A'      = outer(A, sum_m w_m delta_m)
+    x_m    <- x_m + (A' - y_m)           when it is taken in: the steps made meanwhile stay
+
+The way of the sum: within a node, if its workers are replicas of their own; then between nodes, each of the first S workers of a
+node with its peers, for one of S slices (S: workers on the smallest node), in two hops: everybody sums one part, in fp32 and in
+the order of nodes, and hands it to everybody; then within the node again. It goes in chunks, so that buffers stay small.
+
+What compression rounds off stays where it was: the worker that rounded takes A' as less by that much, divided by its weight, and
+sends it with the next change. So nothing is lost, the weighted mean over replicas is untouched by any merge, and no memory is
+needed for it.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.comm import Comm, Team
+from paceline.errors import DisagreementError
+from paceline.policies.sync.outliers import drift, weigh
+from paceline.policies.sync.protocol import Round, Terms
+from paceline.runtime.codec import CODECS, Codec
+from paceline.runtime.topology import Topology
+
+CHUNK = 2**20  # values
+BETWEEN = "the exchange between nodes"
+WITHIN = "the exchange within a node"
+_ROW = ("samples", "length", "step_s", "transfer_s", "drift", "tick")
+
+
+@dataclass
+class Outcome:
+    """An exchange that is over.
+
+    Args:
+        start: first value that was exchanged.
+        end: one past the last.
+        restart: this worker's replica was left out: it must start again from the anchor.
+        round: what it told.
+        weights: of the replicas.
+        reason: why somebody was left out.
+        transfer_s: how long it took.
+        num_bytes: what this worker sent to other nodes.
+        exact: nothing was rounded.
+    """
+
+    start: int
+    end: int
+    restart: bool
+    round: Round
+    weights: tuple[float, ...]
+    reason: str
+    transfer_s: float
+    num_bytes: int
+    exact: bool = True
+
+
+@dataclass
+class _Job:
+    start: int
+    end: int
+    samples: float
+    step_s: float
+    codec: Codec
+    ready: Any
+
+
+class Exchange:
+    """Anchor, what was sent, and the thread that exchanges them. One exchange at a time.
+
+    Args:
+        comm: the door to the other workers.
+        topology: who is on which node.
+        terms: how.
+        length: values of parameters.
+        tail: values of buffers after them; they are averaged as they are, in fp32, with every exchange.
+        pinned: keep the vectors in pinned memory.
+
+    Attributes:
+        anchor: A, and once an exchange is over A'.
+        sent: y_m, and once an exchange is over A' - y_m.
+    """
+
+    def __init__(self, comm: Comm, topology: Topology, terms: Terms, length: int, tail: int, *, pinned: bool) -> None:
+        self._comm, self._terms, self._length, self._tail = comm, terms, length, tail
+        self.anchor = torch.zeros(length + tail, pin_memory=pinned)
+        self.sent = torch.zeros(length + tail, pin_memory=pinned)
+        self.momentum = torch.zeros(length) if terms.outer_momentum else None
+        self._nodes = topology.members
+        self.replicas = topology.members if terms.level == "node" else tuple((rank,) for rank in range(comm.size))
+        self.replica = next(number for number, part in enumerate(self.replicas) if comm.rank in part)
+        self._shards = topology.shards
+        node = comm.teams(self._nodes, WITHIN)
+        assert node is not None
+        self._node: Team = node
+        self._cross = comm.teams(
+            [tuple(part[place] for part in self._nodes) for place in range(self._shards)],
+            f"{BETWEEN} {', '.join(topology.names)}" if len(self._nodes) > 1 else BETWEEN,
+        )
+        everybody = comm.teams([tuple(range(comm.size))], "comparing replicas")
+        assert everybody is not None
+        self._everybody: Team = everybody
+        chunk = min(CHUNK, max(1, length + tail))
+        self._work = torch.zeros(chunk)
+        self._left = torch.zeros(chunk) if terms.compress != "none" else None
+        self._buffers: dict[tuple[str, int, int], torch.Tensor] = {}
+        self._last = (math.nan, 0.0)  # how long the exchange before took, and its drift
+        self._tick = 0
+        self._job: _Job | None = None
+        self._outcome: Outcome | None = None
+        self._error: BaseException | None = None
+        self._done = threading.Event()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether something was sent and not taken in."""
+        return self._job is not None
+
+    def start(
+        self, start: int, end: int, *, samples: float, step_s: float, agree: bool = False, ready: Any = None
+    ) -> None:
+        """Exchange [start, end) of the parameters, and all buffers; `sent` holds them when `ready` has passed.
+
+        Args:
+            start: first value.
+            end: one past the last.
+            samples: how many this worker has processed since the last exchange.
+            step_s: how long its steps take.
+            agree: compress nothing.
+            ready: a CUDA event, or None.
+        """
+        assert self._job is None, "one exchange at a time"
+        codec = CODECS["none" if agree else self._terms.compress]
+        self._job = _Job(start, end, samples, step_s, codec, ready)
+        self._outcome, self._error = None, None
+        self._done.clear()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="paceline-exchange", daemon=True)
+            self._thread.start()
+        self._jobs.put(self._job)
+
+    def arrive(self) -> Outcome:
+        """Wait until the exchange is over; it can still be taken in later."""
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._outcome is not None
+        return self._outcome
+
+    def take(self) -> Outcome:
+        """Wait for the exchange and take it in."""
+        outcome = self.arrive()
+        self._job = self._outcome = None
+        return outcome
+
+    def close(self) -> None:
+        """End the thread."""
+        self._jobs.put(None)
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                self._outcome = self._play(job)
+            except BaseException as error:  # raised where it is waited for
+                self._error = error
+            self._done.set()
+
+    def _play(self, job: _Job) -> Outcome:
+        if job.ready is not None:
+            job.ready.synchronize()
+        begun = time.perf_counter()
+        rows = self._compare(job)
+        samples, lengths = self._by_replica(rows[:, 0]), self._by_replica(rows[:, 1], longest=True)
+        weights, left_out, reason = weigh(samples, lengths, self._terms.outlier)
+        weight = weights[self.replica]
+        mean_square, num_bytes = 0.0, 0
+        for low in range(job.start, job.end, CHUNK):
+            high = min(low + CHUNK, job.end)
+            square, sent = self._exchange(low, high, weight, job.codec, outer=True)
+            mean_square, num_bytes = mean_square + square, num_bytes + sent
+        for low in range(self._length, self._length + self._tail, CHUNK):
+            high = min(low + CHUNK, self._length + self._tail)
+            num_bytes += self._exchange(low, high, weight, CODECS["none"], outer=False)[1]
+        told = Round(
+            step_s=float(rows[:, 2].max()),
+            transfer_s=float(rows[:, 3].max()) if bool(torch.isfinite(rows[:, 3]).all()) else 0.0,
+            drift=float(rows[0, 4]),
+            left_out=left_out,
+        )
+        took = time.perf_counter() - begun
+        self._last = took, drift(weights, lengths, math.sqrt(mean_square))
+        return Outcome(
+            job.start, job.end, self.replica in left_out, told, weights, reason, took, num_bytes, job.codec.exact
+        )
+
+    def _compare(self, job: _Job) -> torch.Tensor:
+        square = 0.0
+        for low in range(job.start, job.end, CHUNK):
+            high = min(low + CHUNK, job.end)
+            work = torch.sub(self.anchor[low:high], self.sent[low:high], out=self._work[: high - low])
+            square += float(torch.dot(work, work))
+        self._tick += 1
+        row = [
+            job.samples,
+            math.sqrt(square) if math.isfinite(square) else math.nan,
+            job.step_s,
+            *self._last,
+            self._tick,
+        ]
+        mine = torch.tensor(row, dtype=torch.float64).expand(self._everybody.size, len(_ROW)).contiguous()
+        theirs = torch.empty_like(mine)
+        self._everybody.swap(theirs, mine).wait()
+        ticks = theirs[:, -1].tolist()
+        if len(set(ticks)) > 1:
+            raise DisagreementError(
+                f"all workers must make the same exchanges, but they are at numbers {[int(tick) for tick in ticks]}: every worker "
+                f"must make the same optimizer steps. Look for a loop that some workers leave early"
+            )
+        return theirs
+
+    def _by_replica(self, column: torch.Tensor, *, longest: bool = False) -> list[float]:
+        values = column.tolist()
+        if not longest:
+            return [math.fsum(values[rank] for rank in part) for part in self.replicas]
+        return [
+            values[part[0]] if all(math.isfinite(values[rank]) for rank in part) else math.nan for part in self.replicas
+        ]
+
+    def _exchange(self, low: int, high: int, weight: float, codec: Codec, *, outer: bool) -> tuple[float, int]:
+        """One chunk: from y to A' - y; returns the squared length of the mean change, and bytes sent to other nodes."""
+        anchor, sent, total = self.anchor[low:high], self.sent[low:high], self._work[: high - low]
+        if weight:
+            torch.sub(anchor, sent, out=total).mul_(weight)
+        else:
+            total.zero_()
+        if self._terms.level == "worker":
+            self._node.sum_(total).wait()
+        left = self._left[: high - low].zero_() if self._left is not None and not codec.exact else None
+        num_bytes = self._between_nodes(total, left, codec) if len(self._nodes) > 1 else 0
+        square = float(torch.dot(total, total)) if outer else 0.0
+        if outer and self.momentum is not None:
+            momentum = self.momentum[low:high]
+            momentum.mul_(self._terms.outer_momentum).add_(total)
+            total.add_(momentum, alpha=self._terms.outer_momentum)
+        anchor.sub_(total, alpha=self._terms.outer_lr if outer else 1.0)
+        torch.sub(anchor, sent, out=sent)
+        if left is not None and weight:
+            sent.sub_(left, alpha=1.0 / weight)
+        return square, num_bytes
+
+    def _between_nodes(self, total: torch.Tensor, left: torch.Tensor | None, codec: Codec) -> int:
+        """Sum over nodes, in place; what rounding has taken goes to `left`."""
+        count = total.numel()
+        piece = -(-count // self._shards)
+        num_bytes = 0
+        if self._cross is not None:
+            begin, end = min(count, self._cross_place * piece), min(count, (self._cross_place + 1) * piece)
+            num_bytes = self._two_hops(total[begin:end], None if left is None else left[begin:end], codec, piece)
+        if self._node.size > 1:
+            self._share(total, piece)
+            if left is not None and self._terms.level == "node":  # mates are one replica: they keep the same rest
+                self._share(left, piece)
+        return num_bytes
+
+    @property
+    def _cross_place(self) -> int:
+        return self._node.place
+
+    def _two_hops(self, part: torch.Tensor, left: torch.Tensor | None, codec: Codec, piece: int) -> int:
+        assert self._cross is not None
+        size, place = self._cross.size, self._cross.place
+        each = -(-piece // size)
+        width = codec.num_bytes(each)
+        mine, theirs = self._buffer("mine", size, width), self._buffer("theirs", size, width)
+        value, summed = self._buffer("value", 2, 4 * each).view(torch.float32)
+        summed.zero_()
+        spans = [slice(min(i * each, part.numel()), min((i + 1) * each, part.numel())) for i in range(size)]
+        for i, span in enumerate(spans):
+            value.zero_()[: span.stop - span.start] = part[span]
+            codec.encode(value, mine[i])
+            if left is not None:
+                codec.decode(mine[i], value)
+                left[span] = part[span] - value[: span.stop - span.start]
+        self._cross.swap(theirs, mine).wait()
+        for row in theirs:  # in the order of nodes
+            codec.decode(row, value)
+            summed.add_(value)
+        codec.encode(summed, mine[0])
+        if left is not None:
+            codec.decode(mine[0], value)
+            own = spans[place]
+            left[own] += (summed - value)[: own.stop - own.start]
+        mine[1:] = mine[0]
+        self._cross.swap(theirs, mine).wait()
+        for row, span in zip(theirs, spans, strict=True):
+            codec.decode(row, value)
+            part[span] = value[: span.stop - span.start]
+        return 2 * (size - 1) * width
+
+    def _share(self, values: torch.Tensor, piece: int) -> None:
+        """Everybody on the node gets the slices of those who summed them."""
+        place, count = self._node.place, values.numel()
+        mine = self._buffer("share", self._node.size, 4 * piece).view(torch.float32)
+        theirs = self._buffer("shared", self._node.size, 4 * piece).view(torch.float32)
+        if place < self._shards:
+            own = values[min(count, place * piece) : min(count, (place + 1) * piece)]
+            mine[:, : own.numel()] = own
+        self._node.swap(theirs, mine).wait()
+        for number in range(self._shards):
+            span = slice(min(count, number * piece), min(count, (number + 1) * piece))
+            values[span] = theirs[number, : span.stop - span.start]
+
+    def _buffer(self, name: str, rows: int, width: int) -> torch.Tensor:
+        key = name, rows, width
+        if key not in self._buffers:
+            self._buffers[key] = torch.zeros(rows, width, dtype=torch.uint8)
+        return self._buffers[key]
+
+    def state(self) -> dict[str, Any]:
+        """What a resume needs; waits for what is under way."""
+        outcome = self.arrive() if self._job is not None else None
+        return {
+            "sent": self.sent if outcome is not None else None,
+            "last": list(self._last),
+            "tick": self._tick,
+            "outcome": None
+            if outcome is None
+            else {
+                "span": [outcome.start, outcome.end],
+                "restart": outcome.restart,
+                "round": [outcome.round.step_s, outcome.round.transfer_s, outcome.round.drift],
+                "left_out": list(outcome.round.left_out),
+                "weights": list(outcome.weights),
+                "reason": outcome.reason,
+                "took": [outcome.transfer_s, outcome.num_bytes],
+                "exact": outcome.exact,
+            },
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state, with an exchange that has arrived if one was under way."""
+        self._last, self._tick = (float(state["last"][0]), float(state["last"][1])), int(state["tick"])
+        kept = state["outcome"]
+        if kept is None:
+            return
+        self.sent.copy_(state["sent"])
+        (start, end), (step_s, transfer_s, drifted), (took, num_bytes) = kept["span"], kept["round"], kept["took"]
+        told = Round(step_s, transfer_s, drifted, tuple(kept["left_out"]))
+        self._outcome = Outcome(
+            start, end, kept["restart"], told, tuple(kept["weights"]), kept["reason"], took, num_bytes, kept["exact"]
+        )
+        self._job = _Job(start, end, 0.0, 0.0, CODECS["none"], None)
+        self._done.set()

@@ -1,0 +1,93 @@
+"""The trained state of a model as one flat fp32 vector on the host: parameters first, then floating-point buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from paceline.errors import ConfigError
+
+
+class Flat:
+    """Copies between a model and flat vectors. Frozen parameters are left out: they are the same everywhere.
+
+    Args:
+        module: the model.
+
+    Attributes:
+        length: values of parameters.
+        tail: values of floating-point buffers (running statistics).
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        for name, parameter in named:
+            if not parameter.is_floating_point():
+                raise ConfigError(
+                    f"local training needs floating-point parameters: {name!r} is {parameter.dtype}. Freeze it, or use "
+                    f"sync='allreduce'"
+                )
+        self._parameters = [_in_memory_order(name, p.detach()) for name, p in named]
+        self._buffers = [
+            _in_memory_order(name, b) for name, b in module.named_buffers() if b.is_floating_point() and b.numel()
+        ]
+        self.length = sum(view.numel() for view in self._parameters)
+        self.tail = sum(view.numel() for view in self._buffers)
+        self.on_cuda = any(view.device.type == "cuda" for view in self._parameters)
+
+    def empty(self) -> torch.Tensor:
+        """A vector for everything; pinned where that makes copies faster."""
+        return torch.zeros(self.length + self.tail, pin_memory=self.on_cuda)
+
+    def _ranges(self, start: int, end: int) -> Iterator[tuple[torch.Tensor, slice, slice]]:
+        """The pieces of parameters and buffers that lie in [start, end), and where each lies in the vector."""
+        offset = 0
+        for view in (*self._parameters, *self._buffers):
+            low, high = max(start, offset), min(end, offset + view.numel())
+            if low < high:
+                yield view, slice(low - offset, high - offset), slice(low, high)
+            offset += view.numel()
+
+    def read(self, out: torch.Tensor, start: int, end: int) -> torch.cuda.Event | None:
+        """Copy the model's [start, end) into `out`; on CUDA the copy is under way until the event has passed."""
+        for view, inner, outer in self._ranges(start, end):
+            out[outer].copy_(view[inner], non_blocking=True)
+        if not self.on_cuda:
+            return None
+        event = torch.cuda.Event()
+        event.record()
+        return event
+
+    def write(self, values: torch.Tensor, start: int, end: int) -> None:
+        """Copy [start, end) of `values` into the model."""
+        for view, inner, outer in self._ranges(start, end):
+            view[inner].copy_(values[outer])
+
+    def add(self, values: torch.Tensor, start: int, end: int) -> None:
+        """Add [start, end) of `values` to the model."""
+        for view, inner, outer in self._ranges(start, end):
+            view[inner].add_(values[outer].to(view.device))
+
+    def mix(self, values: torch.Tensor, start: int, end: int, part: float) -> None:
+        """Move the model by `part` of the way to `values`."""
+        for view, inner, outer in self._ranges(start, end):
+            view[inner].lerp_(values[outer].to(view.device, view.dtype), part)
+
+    def swap(self, values: torch.Tensor) -> None:
+        """Exchange the contents of the model and of `values`."""
+        for view, inner, outer in self._ranges(0, self.length + self.tail):
+            held = view[inner].clone()
+            view[inner].copy_(values[outer])
+            values[outer].copy_(held)
+
+
+def _in_memory_order(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A flat view, whatever the memory format."""
+    order = sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), dim))
+    straight = tensor.permute(order)
+    if not straight.is_contiguous():
+        raise ConfigError(
+            f"local training needs dense tensors: {name!r} has strides {tensor.stride()}. Call .contiguous()"
+        )
+    return straight.view(-1)

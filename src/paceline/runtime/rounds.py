@@ -1,0 +1,305 @@
+"""What a sync policy decides, done: after every optimizer step exchange, merge, and say whose gradients come next."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from paceline.comm import Comm
+from paceline.errors import CheckpointError
+from paceline.events import EventLog
+from paceline.policies.sync import Action, Moment, Round, Sync, SyncState
+from paceline.runtime.exchange import Exchange, Outcome
+from paceline.runtime.flat import Flat
+from paceline.runtime.hook import WeightedSum
+from paceline.runtime.topology import Topology
+from paceline.types import from_plain, to_plain
+
+
+class Rounds:
+    """One worker's part in local training.
+
+    Args:
+        policy: decides.
+        comm: the door to the other workers.
+        topology: who is on which node.
+        module: the plain model.
+        optimizer: its optimizer.
+        total: the hook that sums gradients; its scope is set here.
+        log: where exchanges are noted.
+    """
+
+    def __init__(
+        self,
+        policy: Sync,
+        comm: Comm,
+        topology: Topology,
+        module: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        total: WeightedSum,
+        log: EventLog,
+    ) -> None:
+        self._policy, self._comm, self._topology = policy, comm, topology
+        self._optimizer, self._total, self._log = optimizer, total, log
+        self._flat = Flat(module)
+        self.exchange = Exchange(
+            comm, topology, policy.terms, self._flat.length, self._flat.tail, pinned=self._flat.on_cuda
+        )
+        total.mates = topology.members[topology.node_of(comm.rank)]
+        total.team = comm.teams(topology.members, "the gradient sum within a node", gradients=True)
+        scope, self._state = policy.init()
+        total.scope = scope if self._several else "all"
+        self._step = 0
+        self._round: Round | None = None
+        self._step_s: list[float] = []
+        self._since: float | None = None
+        self._sent_delay, self._waited_s = 0, 0.0
+        self._blocked = False  # the exchange under way is waited for where it was sent
+        self._flat.read(self.exchange.anchor, 0, self._everything)
+        self._fence()
+
+    @property
+    def _several(self) -> bool:
+        return len(self.exchange.replicas) > 1
+
+    @property
+    def _everything(self) -> int:
+        return self._flat.length + self._flat.tail
+
+    @property
+    def local(self) -> bool:
+        """Whether replicas may differ now."""
+        return self._total.scope != "all"
+
+    def _fence(self) -> None:
+        if self._flat.on_cuda:
+            torch.cuda.current_stream().synchronize()
+
+    def forget_time(self) -> None:
+        """The loop paused (an evaluation, a save): the time until the next step tells nothing."""
+        self._since = None
+
+    def after_step(self, epoch: int, *, ends_epoch: bool, loss: Callable[[], float | None]) -> None:
+        """An optimizer step was made (or skipped, on all counts as one).
+
+        Args:
+            epoch: the epoch it belongs to.
+            ends_epoch: whether it was the epoch's last.
+            loss: mean loss of the epoch, asked for at its end only; collective.
+        """
+        now = time.perf_counter()
+        if self._since is not None:
+            self._step_s.append(now - self._since)
+        self._step += 1
+        if self._several:
+            seen = Moment(
+                step=self._step,
+                epoch=epoch,
+                ends_epoch=ends_epoch,
+                lr=float(self._optimizer.param_groups[0]["lr"]),
+                round=self._round,
+                loss=loss() if ends_epoch else None,
+            )
+            action, self._state = self._policy.update(seen, self._state)
+            self._do(action)
+        self._since = time.perf_counter()
+
+    def _do(self, action: Action) -> None:
+        early = self._policy.terms.merge == "daso" and action.merge and action.send and not action.wait
+        outcome = self._arrived() if action.merge and self.exchange.under_way else None
+        ready = self._snapshot(action) if early else None
+        if outcome is not None:
+            self._take_in(outcome)
+        if action.send:
+            self._send(action, ready if early else self._snapshot(action))
+            if action.wait:
+                self._take_in(self._arrived())
+        if action.scope != self._total.scope:
+            self._change_scope(action.scope)
+        if action.reason:
+            self._log.write("sync", step=self._step, policy=self._policy.name, reason=action.reason, state=self._state)
+
+    def _span(self, fragment: int) -> tuple[int, int]:
+        if fragment < 0:
+            return 0, self._flat.length
+        parts = self._policy.terms.fragments
+        return self._flat.length * fragment // parts, self._flat.length * (fragment + 1) // parts
+
+    def _snapshot(self, action: Action) -> Any:
+        start, end = self._span(action.fragment)
+        self._flat.read(self.exchange.sent, start, end)
+        return self._flat.read(self.exchange.sent, self._flat.length, self._everything)
+
+    def _send(self, action: Action, ready: Any) -> None:
+        start, end = self._span(action.fragment)
+        step_s = statistics.median(self._step_s) if self._step_s else 0.0
+        self.exchange.start(start, end, samples=self._total.processed, step_s=step_s, agree=action.agree, ready=ready)
+        self._total.processed, self._step_s, self._blocked = 0, [], action.wait
+        self._sent_delay = self._state.delay
+
+    def _arrived(self) -> Outcome:
+        begun = time.perf_counter()
+        outcome = self.exchange.arrive()
+        self._waited_s = time.perf_counter() - begun
+        return outcome
+
+    def _take_in(self, outcome: Outcome) -> None:
+        """Merge. Where an exchange was waited for nothing happened meanwhile, and the replica becomes A' itself."""
+        exchange, terms, flat = self.exchange, self._policy.terms, self._flat
+        exchange.take()
+        start, end = outcome.start, outcome.end
+        if outcome.restart:
+            flat.write(exchange.anchor, start, end)
+            self._zero_state()
+        elif self._blocked and (terms.compress == "none" or outcome.exact):
+            flat.write(exchange.anchor, start, end)
+        elif terms.merge == "daso" and not self._blocked:
+            replicas, weight = len(exchange.replicas), 2 * max(1, self._sent_delay)
+            flat.mix(exchange.anchor, start, end, replicas / (weight + replicas))
+        else:
+            flat.add(exchange.sent, start, end)
+        flat.write(exchange.anchor, flat.length, self._everything)
+        self._fence()
+        if terms.optimizer_state == "reset":
+            self._zero_state()
+        elif terms.optimizer_state == "average":
+            self._average_state()
+        self._round = outcome.round
+        self._log.write(
+            "round",
+            step=self._step,
+            span=[start, end],
+            every=self._state.every,
+            delay=0 if self._blocked else self._sent_delay,
+            transfer_s=outcome.transfer_s,
+            waited_s=self._waited_s,
+            num_bytes=outcome.num_bytes,
+            step_s=outcome.round.step_s,
+            drift=outcome.round.drift,
+            weights=outcome.weights,
+        )
+        if outcome.reason:
+            self._log.write("left-out", step=self._step, replicas=outcome.round.left_out, reason=outcome.reason)
+
+    def _change_scope(self, scope: Any) -> None:
+        """Enter or leave the sum over everybody; replicas agree at that moment."""
+        if scope == "all":
+            self._average_state()  # equal gradients keep replicas equal only if their optimizers are equal too
+        elif self._total.scope == "all":
+            self._flat.read(self.exchange.anchor, 0, self._everything)
+            self._fence()
+        self._total.scope = scope
+
+    def _states(self) -> Iterator[torch.Tensor]:
+        for parameter in (p for group in self._optimizer.param_groups for p in group["params"]):
+            for value in self._optimizer.state.get(parameter, {}).values():
+                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                    yield value
+
+    def _zero_state(self) -> None:
+        for value in self._states():
+            value.zero_()
+
+    def _average_state(self) -> None:
+        for value in self._states():
+            mean = value.float().div_(self._comm.size)
+            self._comm.sum_(mean).wait()
+            value.copy_(mean)
+
+    def settle(self) -> None:
+        """Make all replicas agree, now; collective."""
+        if not (self._several and self.local):
+            return
+        if self.exchange.under_way:
+            self._take_in(self._arrived())
+        action = Action(self._total.scope, send=True, wait=True, agree=True)
+        self._send(action, self._snapshot(action))
+        self._take_in(self._arrived())
+        self._state = dataclasses.replace(self._state, since=0, age=-1)
+        self.forget_time()
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """Inside, the model is the anchor: what all replicas agreed on last; the same on every worker."""
+        if not (self._several and self.local):
+            yield
+            return
+        if self.exchange.under_way:
+            self.exchange.arrive()
+        self._flat.swap(self.exchange.anchor)
+        try:
+            yield
+        finally:
+            self._flat.swap(self.exchange.anchor)
+            self._fence()
+            self.forget_time()
+
+    def state(self) -> dict[str, Any]:
+        """What a resume needs and all workers share."""
+        self.forget_time()
+        self.exchange.state()
+        return {
+            "policy": self._policy.name,
+            "nodes": [list(part) for part in self._topology.members],
+            "state": to_plain(self._state),
+            "scope": self._total.scope,
+            "step": self._step,
+            "anchor": self.exchange.anchor if self.local else None,
+            "momentum": self.exchange.momentum,
+        }
+
+    def own_state(self) -> dict[str, Any]:
+        """What differs between workers: the replica itself, its optimizer, what it has under way."""
+        values = self._flat.empty()
+        self._flat.read(values, 0, self._everything)
+        self._fence()
+        return {
+            "values": values,
+            "optimizer": self._optimizer.state_dict(),
+            "exchange": self.exchange.state(),
+            "samples": self._total.processed,
+            "blocked": self._blocked,
+            "sent_delay": self._sent_delay,
+            "round": to_plain(self._round) if self._round is not None else None,
+        }
+
+    def load(self, state: dict[str, Any], own: dict[str, Any] | None) -> str | None:
+        """Go on from a saved state; `own` is this worker's part, if as many workers on the same nodes saved it.
+
+        Returns:
+            A sentence if replicas could not be taken over one by one.
+        """
+        if state["policy"] != self._policy.name:
+            raise CheckpointError(
+                f"a run resumes with its own sync policy: the checkpoint has {state['policy']!r}, this run "
+                f"{self._policy.name!r}. Call pace.settle() before saving to change it"
+            )
+        self._step = state["step"]
+        if state["momentum"] is not None and self.exchange.momentum is not None:
+            self.exchange.momentum.copy_(state["momentum"])
+        if own is None or state["nodes"] != [list(part) for part in self._topology.members]:
+            if state["anchor"] is not None:
+                self.exchange.anchor.copy_(state["anchor"])
+                self._flat.write(self.exchange.anchor, 0, self._everything)
+            return "saved by other workers: every replica starts from the anchor, in a new round"
+        self._state = from_plain(SyncState(), state["state"])
+        self._total.scope = state["scope"]
+        self._flat.write(own["values"], 0, self._everything)
+        self._optimizer.load_state_dict(own["optimizer"])
+        if state["anchor"] is not None:
+            self.exchange.anchor.copy_(state["anchor"])
+        self.exchange.load(own["exchange"])
+        self._total.processed, self._blocked, self._sent_delay = own["samples"], own["blocked"], own["sent_delay"]
+        self._round = from_plain(Round(0.0, 0.0, 0.0, ()), own["round"]) if own["round"] is not None else None
+        self._fence()
+        return None
+
+    def close(self) -> None:
+        """End the thread."""
+        self.exchange.close()

@@ -1,0 +1,311 @@
+"""Local training over a whole run: resume in mid-flight, faults, mixed use, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import paceline
+from paceline.errors import ConfigError
+from paceline.events import events_path, read
+from paceline.policies.sync import Fixed, Overlap, Terms
+from paceline.runtime.flat import Flat
+from paceline.runtime.topology import by_label, declared
+from tests import ranks
+from tests.nets import flat, mlp, points
+
+SIZE = 3
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def run(sync, path, *, steps, save_at=None, resume=False, kind="sgd", nodes="2,1", balance="equal"):
+    """Train up to `steps` steps; save after `save_at` of them and stop, or go on from what was saved."""
+    pace = paceline.init(sync=sync, nodes=nodes, balance=balance, timeout_s=30)
+    with pace:
+        torch.manual_seed(7 + pace.rank)
+        model = net()
+        make = {"sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), "adam": lambda p: torch.optim.AdamW(p, 1e-2)}
+        optimizer = make[kind](model.parameters())
+        model = pace.wrap(model, optimizer)
+        loader = pace.loader(points(150), 24)
+        if resume:
+            pace.load(path)
+        seen = []
+        while True:
+            for x, y in loader:
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if loader.step == save_at:
+                    pace.save(path)
+                    return None
+                if loader.step == steps:
+                    with pace.consensus():
+                        agreed = flat(model.module)
+                    pace.settle()
+                    return flat(model.module), model.module[2].running_mean.clone(), agreed, seen
+
+
+@pytest.mark.parametrize(
+    ("sync", "kind", "save_at"),
+    [
+        ("overlap:h=4,delay=3", "sgd", 6),  # under way
+        ("overlap:h=4,delay=3,compress=int8,level=worker", "adam", 9),  # under way, in a second epoch
+        ("overlap:h=5,delay=1", "adam", 3),  # in mid-round
+        ("daso:warm_up=0", "sgd", 5),
+        ("diloco:h=6,fragments=2,delay=2", "sgd", 4),
+        ("local:h=5", "adam", 8),
+        ("post-local:after=4,h=3", "sgd", 2),
+    ],
+)
+def test_a_run_resumed_anywhere_ends_as_if_it_had_not_stopped(tmp_path, sync, kind, save_at):
+    """To the last bit: sums are taken in the order of nodes, wherever a value lies."""
+    path = str(tmp_path / "check.safetensors")
+    go = lambda **how: ranks.run(SIZE, _go, sync, path, kind, how)  # noqa: E731
+    whole = go(steps=13)
+    go(steps=13, save_at=save_at)
+    resumed = go(steps=13, resume=True)
+    for one, other in zip(whole, resumed, strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])
+        assert torch.equal(one[2], other[2])
+
+
+def _go(sync, path, kind, how):
+    return run(sync, path, kind=kind, **how)
+
+
+def test_a_checkpoint_of_three_replicas_resumes_on_two_workers(tmp_path):
+    path = str(tmp_path / "check.safetensors")
+    ranks.run(SIZE, _go, "overlap:h=4,delay=3", path, "sgd", {"steps": 13, "save_at": 6, "nodes": "1,1,1"})
+    results = ranks.run(2, _go, "overlap:h=4,delay=3", path, "sgd", {"steps": 13, "resume": True, "nodes": "1,1"})
+    assert torch.equal(results[0][0], results[1][0])
+
+
+def other_policy(path):
+    return run("local:h=4", path, steps=13, resume=True)
+
+
+def test_a_checkpoint_of_another_sync_policy_is_refused(tmp_path):
+    path = str(tmp_path / "check.safetensors")
+    ranks.run(SIZE, _go, "overlap:h=4,delay=3", path, "sgd", {"steps": 13, "save_at": 6})
+    for one in ranks.outcomes(SIZE, other_policy, path):
+        assert one.kind == "CheckpointError"
+        assert "'overlap', this run 'local'" in one.error
+
+
+def trained(sync, settings, folder):
+    pace = paceline.init(sync=sync, timeout_s=20, run_dir=folder, **settings)
+    with pace:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        model = pace.wrap(model, optimizer)
+        loader = pace.loader(points(240), 24)
+        before = mean_loss(pace, model)
+        for _ in range(4):
+            for x, y in loader:
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                pace.report(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+        return flat(model.module), before, mean_loss(pace, model)
+
+
+def mean_loss(pace, model):
+    sums = pace.evaluate(
+        lambda batch: {"loss": F.cross_entropy(model(batch[0]), batch[1], reduction="sum")}, points(240)
+    )
+    return sums["loss"] / sums["count"]
+
+
+def events(folder, kind):
+    return [event for event in read(events_path(Path(folder), 0)) if event["type"] == kind]
+
+
+@pytest.mark.parametrize(
+    "sync", ["overlap", "overlap:compress=bf16", "daso:warm_up=1", "diloco:h=5", "local:steps=qsr"]
+)
+@pytest.mark.parametrize("balance", ["affine", "fixed:5,2,1"])
+def test_together_with_balance(tmp_path, sync, balance):
+    """Shares of unequal size, plans that change, and a cost model that measures."""
+    results = ranks.run(SIZE, trained, sync, {"balance": balance, "nodes": "2,1"}, str(tmp_path))
+    for result in results:
+        assert torch.equal(result[0], results[0][0])
+        assert result[2] < 0.7 * result[1]
+    rounds = events(tmp_path, "round")
+    assert rounds
+    if balance == "fixed:5,2,1":
+        expected = [5 / 8, 2 / 8, 1 / 8] if "local" in sync else [7 / 8, 1 / 8]
+        assert all(one["weights"] == pytest.approx(expected, abs=0.05) for one in rounds)
+    assert events(tmp_path, "topology")[0]["members"] == [[0, 1], [2]]
+    assert all(one["num_bytes"] > 0 for one in rounds)
+
+
+def nan_in_one(folder):
+    pace = paceline.init(sync="overlap:h=4,delay=2", nodes="1,1,1", balance="equal", timeout_s=20, run_dir=folder)
+    with pace:
+        model = mlp()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        model = pace.wrap(model, optimizer)
+        loader = pace.loader(points(480), 24)
+        finite = []
+        for step, (x, y) in enumerate(loader):
+            if pace.rank == 1 and step == 6:
+                x = x * float("nan")
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            finite.append(bool(torch.isfinite(flat(model.module)).all()))
+        return finite, flat(model.module)
+
+
+def test_a_nan_stays_with_its_worker_which_starts_again(tmp_path):
+    results = ranks.run(SIZE, nan_in_one, str(tmp_path))
+    assert all(results[0][0])
+    assert all(results[2][0])
+    assert not all(results[1][0])
+    assert results[1][0][-1]
+    assert all(torch.equal(result[1], results[0][1]) for result in results)
+    (left,) = events(tmp_path, "left-out")
+    assert left["replicas"] == [1]
+    assert "not finite" in left["reason"]
+
+
+def scaled():
+    """A GradScaler skips the optimizer on one worker alone: it must keep step with the others."""
+    pace = paceline.init(sync="local:h=3", nodes="1,1,1", balance="equal", timeout_s=20)
+    with pace:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model = pace.wrap(model, optimizer)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for step, (x, y) in enumerate(pace.loader(points(240), 24)):
+            loss = F.cross_entropy(model(x), y)
+            if pace.rank == 2 and step == 4:
+                loss = loss * float("inf")
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return flat(model.module)
+
+
+def test_a_skipped_update_keeps_workers_in_step():
+    results = ranks.run(SIZE, scaled)
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def killed(folder):
+    pace = paceline.init(sync="overlap:h=2,delay=1", nodes="2,1", balance="equal", timeout_s=6, run_dir=folder)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model = pace.wrap(model, optimizer)
+    for step, (x, y) in enumerate(pace.loader(points(2400), 24)):
+        if pace.rank == 2 and step == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 5:
+            pace.save(f"{folder}/check")
+
+
+def test_a_worker_that_dies_in_mid_exchange_is_named_and_the_checkpoint_stays(tmp_path):
+    out = ranks.outcomes(SIZE, killed, str(tmp_path), timeout_s=60)
+    for rank in (0, 1):
+        assert out[rank].kind in ("PeerLost", "PeerTimeout")
+        assert "worker 2" in out[rank].error
+    resumed = ranks.run(SIZE, _from, str(tmp_path / "check"))
+    assert resumed == [6] * SIZE
+
+
+def _from(path):
+    pace = paceline.init(sync="overlap:h=2,delay=1", nodes="2,1", balance="equal", timeout_s=20)
+    with pace:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model = pace.wrap(model, optimizer)
+        loader = pace.loader(points(2400), 24)
+        pace.load(path)
+        return loader.step
+
+
+# ------------------------------------------------------------------------------------------------------------- what is refused
+def bad(what):
+    settings = {"nodes": {"nodes": "2,2"}, "complex": {}, "sync batch norm": {}}.get(what, {})
+    pace = paceline.init(sync="overlap:compress=int8", timeout_s=10, **settings)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    if what == "no optimizer":
+        pace.wrap(model)
+    if what == "compress":
+        pace.wrap(model, optimizer, compress="bf16")
+    if what == "sync batch norm":
+        pace.wrap(nn.Sequential(model, nn.SyncBatchNorm(3)), optimizer)
+    if what == "complex":
+        model.extra = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+        pace.wrap(model, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("nodes", "nodes must name each of the 3 workers once: workers [3] do not exist"),
+        ("no optimizer", "hangs on the optimizer's steps"),
+        ("compress", "use sync='overlap:compress=bf16'"),
+        ("sync batch norm", "use BatchNorm (its running statistics are averaged), or sync='allreduce'"),
+        ("complex", "'extra' is torch.complex64. Freeze it"),
+    ],
+)
+def test_mistakes(what, message):
+    for one in ranks.outcomes(SIZE, bad, what, timeout_s=40):
+        assert one.kind == "ConfigError", one.error
+        assert message in one.error
+
+
+def test_topologies():
+    assert declared("2,1", 3).members == ((0, 1), (2,))
+    assert declared([[2, 0], [1]], 3).members == ((2, 0), (1,))
+    assert by_label(["b", "a", "b"]).members == ((0, 2), (1,))
+    for nodes, message in (
+        ("1,1", "workers [2] are on no node"),
+        ([[0, 1], [1, 2]], "workers [1] are on several nodes"),
+        ("2,x", "numbers of workers"),
+        ("3,0", "at least one worker"),
+        ([[0, 1, 2], []], "a node has none"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            declared(nodes, 3)
+        assert message in str(error.value)
+
+
+def test_any_memory_format_is_copied_in_and_out():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
+    before = [p.detach().clone() for p in model.parameters()]
+    both = Flat(model)
+    values = both.empty()
+    both.read(values, 0, len(values))
+    assert both.length == sum(p.numel() for p in before)
+    assert both.tail == 8
+    both.write(torch.zeros_like(values), 0, len(values))
+    assert all(not bool(p.any()) for p in model.parameters())
+    both.add(values, 0, 50)
+    both.add(values, 50, len(values))
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+
+
+def test_objects_with_settings():
+    policy = Overlap(steps=Fixed(3), delay=1, terms=Terms(level="worker", compress="int8"))
+    results = ranks.run(SIZE, trained, policy, {"balance": "equal", "nodes": "1,1,1"}, None)
+    assert all(torch.equal(result[0], results[0][0]) for result in results)
