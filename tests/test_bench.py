@@ -119,7 +119,13 @@ def test_the_split_by_hand():
 def test_a_contender_by_name():
     assert contender("affine+bf16").options == {"balance": "affine", "wrap": {"compress": "bf16"}}
     assert contender("hand-tuned").settings((3, 5)) == {"split": [3, 5]}
-    assert contender("torchft").peer
+    assert contender("torchft-diloco").peer == "torchft"
+    assert contender("overlap:h=8+affine").options == {"sync": "overlap:h=8", "balance": "affine"}
+    assert contender("daso").options == {"sync": "daso", "balance": "equal"}
+    with pytest.raises(ConfigError, match="did you mean 'overlap'"):
+        contender("overlp")
+    with pytest.raises(ConfigError, match="H must be a whole number"):
+        contender("overlap:h=0")
 
 
 # ---- workloads

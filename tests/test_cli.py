@@ -175,6 +175,8 @@ def test_the_exit_code_is_the_first_failing_workers(tmp_path, end, code):
         (["run", "none.py"], "the script must be a file: there is no none.py"),
         (["run", "--nproc", "0", "train.py"], "nproc must be at least 1, got 0"),
         (["run", "--balance", "afine", "train.py"], "did you mean 'affine'"),
+        (["run", "--sync", "overlp", "train.py"], "did you mean 'overlap'"),
+        (["run", "--sync", "overlap:h=0", "train.py"], "H must be a whole number, at least 1; got 0"),
         (["run", "--run-dir", "train.py/x", "train.py"], "the run folder must be writable"),
         (["run", "--nnodes", "2", "train.py"], "each needs its own --node-rank"),
         (["run", "--max-local-batch", "1,x", "train.py"], "one whole number, or one per worker"),

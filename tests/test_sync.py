@@ -240,7 +240,7 @@ def walk(policy, size, steps, gradient=lambda rank, step: -1.0, samples=lambda r
                 if watch is not None:
                     watch(rank, step, before, model.x.detach().clone())
             results[rank] = model.x.detach().clone()
-            rounds.close()
+            rounds.close(graceful=True)
         except BaseException as error:
             errors.append(error)
             raise

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from paceline.comm.pulse import Pulse
 from paceline.errors import ConfigError, PeerError, PeerLost, PeerTimeout
+from paceline.process import NODE
 
 EXCHANGING = "exchanging"
 _generation = itertools.count()  # a process may join and leave several times; each world has keys of its own
@@ -145,7 +146,7 @@ class TorchComm:
         self._teams: list[TorchTeam] = []
         self._num_teams = 0
         self._host, self._pid = socket.gethostname(), os.getpid()
-        self._pulse = Pulse(self._store, self._rank, self._size, self._host, self._pid)
+        self._pulse = Pulse(self._store, self._rank, self._size, os.environ.get(NODE) or self._host, self._pid)
         self._closed = False
         with self.naming("opening the control group"):
             self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))

@@ -166,9 +166,11 @@ class Exchange:
         self._job = self._outcome = None
         return outcome
 
-    def close(self) -> None:
-        """End the thread."""
+    def close(self, *, graceful: bool) -> None:
+        """End the thread; if graceful, when it is done."""
         self._jobs.put(None)
+        if graceful and self._thread is not None:
+            self._thread.join()
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -553,7 +553,7 @@ class Pace:
         self._log.write("end", step=self._loader.step if self._loader else 0, ok=not self._failed)
         self._log.close()
         if self._rounds is not None:
-            self._rounds.close()
+            self._rounds.close(graceful=not self._failed)
         self._model = self._runner = self._rounds = None
         self.comm.close(graceful=not self._failed)
 

@@ -300,6 +300,6 @@ class Rounds:
         self._fence()
         return None
 
-    def close(self) -> None:
-        """End the thread."""
-        self.exchange.close()
+    def close(self, *, graceful: bool) -> None:
+        """End the thread; if graceful, after what is under way has arrived, so that nobody closes a connection in use."""
+        self.exchange.close(graceful=graceful)
