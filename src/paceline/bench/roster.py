@@ -38,6 +38,7 @@ _OTHERS = (
     Contender("ddp", "ddp"),
     Contender("hand-tuned", "ddp", {"split": _SPLIT}),
     Contender("ddp+bf16", "ddp", {"hook": "bf16"}),
+    Contender("ddp+fp16", "ddp", {"hook": "fp16"}),
     Contender("ddp+powersgd", "ddp", {"hook": "powersgd"}),
     Contender("torch-post-local", "averagers", {"kind": "post-local", "every": 8, "warm_up": 10}),
     Contender("torch-hierarchical", "averagers", {"kind": "hierarchical", "every": 8, "warm_up": 10}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable
 from typing import Any
@@ -162,5 +163,6 @@ def rates_split(runs: list[dict[str, Any]]) -> list[int]:
 def _why(runs: list[dict[str, Any]]) -> str:
     if not runs:
         return "no run"
-    last = (runs[0].get("reason", "").strip().splitlines() or [""])[-1]
+    lines = runs[0].get("reason", "").strip().splitlines() or [""]
+    last = next((line for line in reversed(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)), lines[-1])
     return f"{runs[0]['status']}: {last}".replace("|", "/")[:160]

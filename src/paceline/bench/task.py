@@ -156,12 +156,6 @@ class Task:
         with torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext():
             return self.workload.loss(model, batch)
 
-    @property
-    def tests_next(self) -> bool:
-        """Whether the step under way will be followed by a test."""
-        step = self._step + 1
-        return bool(self.test_every and (step >= self.steps or step % self.test_every == 0))
-
     def stepped(self, module: nn.Module) -> bool:
         """A step has ended: note the time, test when it is due. True when the run is over.
 
@@ -169,7 +163,7 @@ class Task:
             module: the plain model, without what the contender wraps it in.
         """
         over = self._step + 1 >= self.steps
-        testing = self.tests_next
+        testing = self.test_every and (over or (self._step + 1) % self.test_every == 0)
         if testing and self.device.type == "cuda":
             torch.cuda.synchronize()
         now = time.perf_counter()

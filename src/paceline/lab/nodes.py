@@ -98,7 +98,7 @@ def _raise_first(cluster: Cluster, started: list[subprocess.Popen[bytes]], error
     blaming = ("PeerLost", "PeerTimeout", "Connection reset", "Connection closed by peer")
     causes = [number for number in failed if not any(word in texts[number] for word in blaming)]
     first = (causes or failed)[0]
-    raise LaunchError(f"{texts[first]}\n\non node {cluster.nodes[first].name}", abs(started[first].returncode or 1))
+    raise LaunchError(f"on node {cluster.nodes[first].name}:\n{texts[first]}", abs(started[first].returncode or 1))
 
 
 def _end(started: list[subprocess.Popen[bytes]]) -> None:

@@ -1,6 +1,7 @@
 """Plain DistributedDataParallel: equal shares, or shares tuned by hand with the loss scaled to match.
 
-`task.options["hook"]` is one of torch's own compressing hooks: "bf16", or "powersgd" (Vogels et al. 2019) of rank 2.
+`task.options["hook"]` is one of torch's own compressing hooks: "bf16" (which torch refuses over gloo), "fp16", or "powersgd"
+(Vogels et al. 2019) of rank 2.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ def train(task: Task) -> None:
     model = DistributedDataParallel(task.model())
     if task.options.get("hook") == "bf16":
         model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    elif task.options.get("hook") == "fp16":
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif task.options.get("hook") == "powersgd":
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=10)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
