@@ -84,6 +84,7 @@ def train(policy, nodes, make_model, make_optimizer, data, batches, epoch_steps)
             average_state(models, optimizers, replicas)
         if action.scope != "all" and scope == "all":
             anchor = flat(models[0])
+            samples = [0] * len(replicas)
         scope = action.scope
     return [flat(model) for model in models]
 

@@ -220,7 +220,7 @@ class Line(nn.Module):
 def walk(policy, size, steps, gradient=lambda rank, step: -1.0, samples=lambda rank: 1, nodes=None, watch=None):
     """Every worker a thread: `steps` steps of plain SGD along a given gradient. Parameters of all."""
     world = LoopbackWorld(size, timeout_s=30)
-    results, errors = [None] * size, []
+    results, errors, states = [None] * size, [], [None] * size
 
     def work(rank):
         try:
@@ -233,13 +233,14 @@ def walk(policy, size, steps, gradient=lambda rank, step: -1.0, samples=lambda r
             )
             for step in range(steps):
                 total.weigh(1.0, step, samples(rank))
-                model.x.grad = torch.full_like(model.x, gradient(rank, step))
+                model.x.grad = gradient(rank, step) * torch.ones_like(model.x)
                 optimizer.step()
                 before = model.x.detach().clone()
                 rounds.after_step(0, ends_epoch=False, loss=lambda: None)
-                if watch is not None:
+                if callable(watch):
                     watch(rank, step, before, model.x.detach().clone())
             results[rank] = model.x.detach().clone()
+            states[rank] = rounds._state
             rounds.close(graceful=True)
         except BaseException as error:
             errors.append(error)
@@ -251,7 +252,8 @@ def walk(policy, size, steps, gradient=lambda rank, step: -1.0, samples=lambda r
     for thread in threads:
         thread.join()
     assert not errors
-    return results
+    assert all(state == states[0] for state in states)
+    return results if watch != "state" else states[0]
 
 
 @pytest.mark.parametrize("size", [2, 4, 16])
@@ -301,7 +303,9 @@ def test_a_merge_leaves_the_weighted_mean_as_it_was(compress, level):
         policy,
         size,
         21,
-        gradient=lambda rank, step: 0.1 * ((rank * 7 + step * 3) % 5) - 0.17,
+        gradient=lambda rank, step: (
+            (0.1 * ((rank * 7 + step * 3) % 5) - 0.17) * torch.tensor([1.0, 0.37, 0.011, 2.3, 0.6])
+        ),
         samples=lambda rank: counts[rank],
         nodes=nodes,
         watch=watch,
@@ -330,3 +334,18 @@ def test_an_absurd_change_is_left_out():
         Overlap(steps=Fixed(4), delay=2), 4, 24, gradient=lambda rank, step: -1e4 if (rank, step) == (2, 6) else -1.0
     )
     assert all(20 < float(x[0]) < 30 for x in xs)
+
+
+def test_the_drift_guard_hears_of_replicas_that_pull_apart():
+    policy = Overlap(steps=Fixed(8), delay=2, drift_limit=4.0)
+    calm = walk(policy, 2, 60, watch="state")
+    apart = walk(policy, 2, 60, gradient=lambda rank, step: 0.9 if rank else -1.0, watch="state")
+    assert (calm.every, calm.shrink) == (8, 1)
+    assert apart.every < 8
+    assert apart.shrink > 1
+
+
+def test_a_nan_with_fragments_is_healed_whole():
+    policy = sync_policy("diloco:h=4,fragments=2,delay=1,outer_lr=1.0,outer_momentum=0.0")
+    xs = walk(policy, 3, 24, gradient=lambda rank, step: float("nan") if (rank, step) == (1, 5) else -1.0)
+    assert all(bool(torch.isfinite(x).all()) for x in xs)

@@ -241,6 +241,224 @@ def _from(path):
         return loader.step
 
 
+class Masked(nn.Module):
+    """Batch normalisation, and buffers that never change: a mask of infinities, a float64 table."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3))
+        self.register_buffer("mask", torch.tensor([0.0, float("-inf"), 1 / 3]))
+        self.register_buffer("table", torch.tensor([1 / 3], dtype=torch.float64))
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def with_buffers(sync, spoil):
+    pace = paceline.init(sync=sync, nodes="2,1", balance="fixed:3,2,1", timeout_s=20)
+    with pace:
+        model = Masked()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        model = pace.wrap(model, optimizer)
+        own = []
+        loader = pace.loader(points(240), 48)
+        for _ in range(3):
+            for x, y in loader:
+                F.cross_entropy(model(x), y).backward()
+                if spoil and pace.rank == 1 and loader.step == 7:
+                    model.module.body[1].running_var.fill_(float("nan"))
+                own.append((model.module.body[1].running_mean.clone(), model.module.body[1].running_var.clone()))
+                optimizer.step()
+                optimizer.zero_grad()
+        inner = model.module
+        return own, [inner.body[1].running_mean.clone(), inner.body[1].running_var.clone(), inner.mask, inner.table]
+
+
+@pytest.mark.parametrize("sync", ["overlap:h=2,delay=1", "daso:warm_up=1", "local:h=5", "overlap:h=3,warm_up=4"])
+@pytest.mark.parametrize("spoil", [False, True])
+def test_buffers_are_averaged_over_workers_and_constants_stay(sync, spoil):
+    results = ranks.run(SIZE, with_buffers, sync, spoil)
+    for result in results:
+        for mine, theirs in zip(result[1], results[0][1], strict=True):
+            assert torch.equal(mine, theirs)
+        assert bool((result[1][1] > 0).all())
+        assert torch.equal(result[1][2], torch.tensor([0.0, float("-inf"), 1 / 3]))
+        assert result[1][3].item() == 1 / 3
+    if (
+        sync == "local:h=5" and not spoil
+    ):  # the epoch's last exchange is waited for: the mean over what workers had, by samples
+        for part in (0, 1):
+            mean = sum(
+                w * result[0][-1][part].double() for w, result in zip((3 / 6, 2 / 6, 1 / 6), results, strict=True)
+            )
+            torch.testing.assert_close(results[0][1][part].double(), mean, rtol=1e-5, atol=1e-6)
+
+
+def loaded_late():
+    """Weights loaded after wrap are what replicas start from."""
+    pace = paceline.init(sync="diloco:h=4", nodes="1,1,1", balance="equal", timeout_s=20)
+    with pace:
+        model = mlp(seed=0)
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        model = pace.wrap(model, optimizer)
+        model.module.load_state_dict(mlp(seed=5).state_dict())
+        for x, y in pace.loader(points(96), 24):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        with pace.consensus(), pace.consensus():
+            agreed = flat(model.module)
+            with pytest.raises(ConfigError, match="save after it"):
+                pace.state_dict()
+        pace.settle()
+        return agreed, flat(model.module)
+
+
+def test_weights_loaded_after_wrap_are_the_anchor():
+    for agreed, settled in ranks.run(SIZE, loaded_late):
+        assert torch.equal(agreed, flat(mlp(seed=5)))
+        assert torch.equal(settled, flat(mlp(seed=5)))
+
+
+def settled_twice():
+    pace = paceline.init(sync="diloco:h=4", nodes="1,1,1", balance="equal", timeout_s=20)
+    with pace:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model = pace.wrap(model, optimizer)
+        for x, y in pace.loader(points(96), 24):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        before = flat(model.module)
+        pace.settle()
+        return before, flat(model.module)
+
+
+def test_settling_moves_nothing_where_all_agree():
+    for before, after in ranks.run(SIZE, settled_twice):
+        torch.testing.assert_close(after, before, rtol=1e-6, atol=1e-7)
+
+
+def skipping(path):
+    """Worker 2's GradScaler skips the very step after which everybody saves and evaluates."""
+    pace = paceline.init(sync="local:h=4", nodes="1,1,1", balance="equal", timeout_s=15)
+    with pace:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model = pace.wrap(model, optimizer)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        loader = pace.loader(points(240), 24)
+        for x, y in loader:
+            loss = F.cross_entropy(model(x), y)
+            if pace.rank == 2 and loader.step == 4:
+                loss = loss * float("inf")
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            if loader.step == 4:
+                pace.save(path)
+                pace.evaluate(lambda batch: {"n": len(batch[0])}, points(31))
+            if loader.step == 6:
+                break
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return flat(model.module)
+
+
+def test_a_skipped_update_does_not_hold_up_a_save(tmp_path):
+    results = ranks.run(SIZE, skipping, str(tmp_path / "check"))
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def by_function(sync):
+    """pace.step, with gradients accumulated in halves and a part of the model unused."""
+    pace = paceline.init(sync=sync, nodes="2,1", balance="equal", timeout_s=20)
+    with pace:
+        model = mlp()
+        model[0].unused = nn.Parameter(torch.zeros(3))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model = pace.wrap(model, optimizer)
+        for x, y in pace.loader(points(120), 24):
+            pace.step(lambda batch: F.cross_entropy(model(batch[0]), batch[1]), (x, y))
+            optimizer.step()
+            optimizer.zero_grad()
+        return flat(model.module)
+
+
+def test_a_step_given_as_a_function():
+    for sync in ("overlap:h=2,delay=1", "local:h=3"):
+        results = ranks.run(SIZE, by_function, sync)
+        assert all(torch.equal(result, results[0]) for result in results)
+
+
+def momenta(state, accumulate):
+    pace = paceline.init(sync=f"local:h=3,optimizer_state={state}", nodes="1,1,1", balance="equal", timeout_s=20)
+    with pace:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        model = pace.wrap(model, optimizer)
+        loader = pace.loader(points(144 * accumulate), 24, accumulate=accumulate)
+        for number, (x, y) in enumerate(loader, 1):
+            closes = number % accumulate == 0
+            with model.no_sync() if not closes else torch.enable_grad():
+                F.cross_entropy(model(x), y).backward()
+            if closes:
+                optimizer.step()
+                optimizer.zero_grad()
+        return torch.cat([optimizer.state[p]["momentum_buffer"].reshape(-1) for p in model.module.parameters()])
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_optimizer_state_is_kept_averaged_or_reset(accumulate):
+    kept = ranks.run(SIZE, momenta, "keep", accumulate)
+    assert not torch.equal(kept[0], kept[1])
+    averaged = ranks.run(SIZE, momenta, "average", accumulate)
+    assert all(torch.equal(one, averaged[0]) for one in averaged)
+    assert bool(averaged[0].any())
+    assert all(not bool(one.any()) for one in ranks.run(SIZE, momenta, "reset", accumulate))
+
+
+def moved_on(path):
+    """A settled checkpoint goes on under another policy."""
+    pace = paceline.init(sync="local:h=4", nodes="2,1", balance="equal", timeout_s=20)
+    with pace:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model = pace.wrap(model, optimizer)
+        loader = pace.loader(points(2400), 24)
+        pace.load(path)
+        return loader.step, flat(model.module)
+
+
+def settled_save(path):
+    pace = paceline.init(sync="overlap:h=4,delay=1", nodes="2,1", balance="equal", timeout_s=20)
+    with pace:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model = pace.wrap(model, optimizer)
+        loader = pace.loader(points(2400), 24)
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if loader.step == 6:
+                pace.settle()
+                pace.save(path)
+                return flat(model.module)
+
+
+def test_a_settled_checkpoint_goes_on_under_another_policy(tmp_path):
+    saved = ranks.run(SIZE, settled_save, str(tmp_path / "check"))
+    for step, values in ranks.run(SIZE, moved_on, str(tmp_path / "check")):
+        assert step == 6
+        assert torch.equal(values, saved[0])
+
+
 # ------------------------------------------------------------------------------------------------------------- what is refused
 def bad(what):
     settings = {"nodes": {"nodes": "2,2"}, "complex": {}, "sync batch norm": {}}.get(what, {})
@@ -253,6 +471,8 @@ def bad(what):
         pace.wrap(model, optimizer, compress="bf16")
     if what == "sync batch norm":
         pace.wrap(nn.Sequential(model, nn.SyncBatchNorm(3)), optimizer)
+    if what == "unused":
+        pace.wrap(model, optimizer, find_unused_parameters=True)
     if what == "complex":
         model.extra = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
         pace.wrap(model, optimizer)
@@ -265,7 +485,8 @@ def bad(what):
         ("no optimizer", "hangs on the optimizer's steps"),
         ("compress", "use sync='overlap:compress=bf16'"),
         ("sync batch norm", "use BatchNorm (its running statistics are averaged), or sync='allreduce'"),
-        ("complex", "'extra' is torch.complex64. Freeze it"),
+        ("unused", "use pace.step(fn, batch)"),
+        ("complex", "'extra' is torch.complex64. Freeze or convert it"),
     ],
 )
 def test_mistakes(what, message):

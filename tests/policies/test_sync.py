@@ -289,6 +289,8 @@ def test_names_and_settings():
         ("daso:b_max=0", "b_max (B) must be a whole number, at least 1"),
         ("daso:epochs=5", "must fit into the run: 4 + 4 epochs of 5"),
         ("daso:level=worker", "sync='local'"),
+        ("daso:compress=bf16", "would be lost: use sync='overlap:compress=bf16'"),
+        ("daso:optimizer_state=average", "needs exchanges that are waited for"),
         ("diloco:h=4,fragments=8", "fragments must not exceed H"),
         ("diloco:h=8,fragments=4,delay=3", "must not exceed H / fragments"),
         ("diloco:outer_momentum=1.0", "outer_momentum below 1"),

@@ -40,6 +40,9 @@ class Coordinator:
         log: where decisions go.
         meter: where step times come from.
         align: plans start at multiples of this many steps in an epoch (gradient accumulation).
+
+    Attributes:
+        lag: steps between sending times and reading everybody's; more where workers should not wait for each other.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Coordinator:
         self._poisoned_step = -1
         self._epoch_start = 0
         self.learned_cap = NO_CAP
+        self.lag = 0
         self._log_plan(0, self.book.latest, "first plan: nothing measured yet", None, changed=True)
 
     def begin_epoch(self, step: int) -> None:
@@ -96,12 +100,13 @@ class Coordinator:
                 self._fresh.add(times.step)
             if times.step >= WARM_UP_STEPS:
                 self._times.append(times)
-        if self._under_way is not None:
+        waited = step - self._last_ask
+        asks = waited >= self._every or (waited and ends_epoch and self._policy.per_epoch)
+        if self._under_way is not None and (asks or waited >= self.lag):
             rows = self._under_way.wait().numpy()
             self._under_way = None
             self._decide(rows, step)
-        waited = step - self._last_ask
-        if waited >= self._every or (waited and ends_epoch and self._policy.per_epoch):
+        if asks:
             self._ask(step, epoch, ends_epoch)
 
     def _ask(self, step: int, epoch: int, ends_epoch: bool) -> None:

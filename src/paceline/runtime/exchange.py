@@ -10,9 +10,9 @@ The way of the sum: within a node, if its workers are replicas of their own; the
 node with its peers, for one of S slices (S: workers on the smallest node), in two hops: everybody sums one part, in fp32 and in
 the order of nodes, and hands it to everybody; then within the node again. It goes in chunks, so that buffers stay small.
 
-What compression rounds off stays where it was: the worker that rounded takes A' as less by that much, divided by its weight, and
-sends it with the next change. So nothing is lost, the weighted mean over replicas is untouched by any merge, and no memory is
-needed for it.
+What compression rounds off stays where it was: the workers of the node that rounded take A' as less by that much, divided by the
+node's weight, and send it with the next change. So nothing is lost, the weighted mean over replicas is untouched by any merge, and
+no memory is needed for it. (A node with less than a twentieth of the samples leaves out what the second hop rounds off.)
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ from paceline.runtime.topology import Topology
 CHUNK = 2**20  # values
 BETWEEN = "the exchange between nodes"
 WITHIN = "the exchange within a node"
-_ROW = ("samples", "length", "step_s", "transfer_s", "drift", "tick")
+LEAST_WEIGHT = (
+    0.05  # a node that counts less does not carry what the second rounding took: it would be blown up by 1 / weight
+)
+_ROW = ("samples", "length", "step_s", "transfer_s", "drift", "tick", "start", "end", "lr")
 
 
 @dataclass
@@ -72,7 +75,9 @@ class _Job:
     end: int
     samples: float
     step_s: float
+    lr: float
     codec: Codec
+    plain: bool
     ready: Any
 
 
@@ -101,6 +106,7 @@ class Exchange:
         self.replicas = topology.members if terms.level == "node" else tuple((rank,) for rank in range(comm.size))
         self.replica = next(number for number, part in enumerate(self.replicas) if comm.rank in part)
         self._shards = topology.shards
+        self._node_number, self._node_weight = topology.node_of(comm.rank), 0.0
         node = comm.teams(self._nodes, WITHIN)
         assert node is not None
         self._node: Team = node
@@ -130,7 +136,16 @@ class Exchange:
         return self._job is not None
 
     def start(
-        self, start: int, end: int, *, samples: float, step_s: float, agree: bool = False, ready: Any = None
+        self,
+        start: int,
+        end: int,
+        *,
+        samples: float,
+        step_s: float,
+        lr: float = 0.0,
+        agree: bool = False,
+        plain: bool = False,
+        ready: Any = None,
     ) -> None:
         """Exchange [start, end) of the parameters, and all buffers; `sent` holds them when `ready` has passed.
 
@@ -139,12 +154,14 @@ class Exchange:
             end: one past the last.
             samples: how many this worker has processed since the last exchange.
             step_s: how long its steps take.
+            lr: its learning rate; must be everybody's.
             agree: compress nothing.
+            plain: average, whatever the outer optimizer.
             ready: a CUDA event, or None.
         """
         assert self._job is None, "one exchange at a time"
         codec = CODECS["none" if agree else self._terms.compress]
-        self._job = _Job(start, end, samples, step_s, codec, ready)
+        self._job = _Job(start, end, samples, step_s, lr, codec, plain, ready)
         self._outcome, self._error = None, None
         self._done.clear()
         if self._thread is None:
@@ -183,19 +200,22 @@ class Exchange:
     def _play(self, job: _Job) -> Outcome:
         if job.ready is not None:
             job.ready.synchronize()
-        begun = time.perf_counter()
         rows = self._compare(job)
+        begun = time.perf_counter()  # here, not before: a fast node's wait for a slow one is no transfer
         samples, lengths = self._by_replica(rows[:, 0]), self._by_replica(rows[:, 1], longest=True)
         weights, left_out, reason = weigh(samples, lengths, self._terms.outlier)
         weight = weights[self.replica]
+        own = self._of_worker(weight, rows[:, 0].tolist())
+        mates = self._nodes[self._node_number]
+        self._node_weight = math.fsum(weights[rank] for rank in mates) if self._alone else weight
         mean_square, num_bytes = 0.0, 0
         for low in range(job.start, job.end, CHUNK):
             high = min(low + CHUNK, job.end)
-            square, sent = self._exchange(low, high, weight, job.codec, outer=True)
+            square, sent = self._exchange(low, high, weight, job)
             mean_square, num_bytes = mean_square + square, num_bytes + sent
         for low in range(self._length, self._length + self._tail, CHUNK):
             high = min(low + CHUNK, self._length + self._tail)
-            num_bytes += self._exchange(low, high, weight, CODECS["none"], outer=False)[1]
+            num_bytes += self._exchange(low, high, own, job, tail=True)[1]
         told = Round(
             step_s=float(rows[:, 2].max()),
             transfer_s=float(rows[:, 3].max()) if bool(torch.isfinite(rows[:, 3]).all()) else 0.0,
@@ -203,34 +223,48 @@ class Exchange:
             left_out=left_out,
         )
         took = time.perf_counter() - begun
-        self._last = took, drift(weights, lengths, math.sqrt(mean_square))
+        usual = job.codec is CODECS[self._terms.compress] or not math.isfinite(self._last[0])
+        self._last = took if usual else self._last[0], drift(weights, lengths, math.sqrt(mean_square))
         return Outcome(
             job.start, job.end, self.replica in left_out, told, weights, reason, took, num_bytes, job.codec.exact
         )
 
+    @property
+    def _alone(self) -> bool:
+        return self._terms.level == "worker"
+
+    def _of_worker(self, weight: float, samples: list[float]) -> float:
+        """This worker's part of its replica's weight."""
+        members = self.replicas[self.replica]
+        total = math.fsum(samples[rank] for rank in members)
+        return weight * (samples[self._comm.rank] / total if total else 1.0 / len(members))
+
+    def _change(self, low: int, high: int) -> torch.Tensor:
+        """A - y; in buffers nothing where both are the same: a mask of infinities has not changed."""
+        anchor, sent, out = self.anchor[low:high], self.sent[low:high], self._work[: high - low]
+        torch.sub(anchor, sent, out=out)
+        return out.masked_fill_(anchor == sent, 0.0) if low >= self._length else out
+
     def _compare(self, job: _Job) -> torch.Tensor:
-        square = 0.0
+        """Everybody's row: what it counts, how far it went, and what must be the same everywhere."""
+        square, finite = 0.0, True
         for low in range(job.start, job.end, CHUNK):
-            high = min(low + CHUNK, job.end)
-            work = torch.sub(self.anchor[low:high], self.sent[low:high], out=self._work[: high - low])
-            square += float(torch.dot(work, work))
+            change = self._change(low, min(low + CHUNK, job.end))
+            square += float(torch.dot(change, change))
+        for low in range(self._length, self._length + self._tail, CHUNK):
+            finite &= bool(torch.isfinite(self._change(low, min(low + CHUNK, self._length + self._tail))).all())
         self._tick += 1
-        row = [
-            job.samples,
-            math.sqrt(square) if math.isfinite(square) else math.nan,
-            job.step_s,
-            *self._last,
-            self._tick,
-        ]
+        length = math.sqrt(square) if math.isfinite(square) and finite else math.nan
+        row = [job.samples, length, job.step_s, *self._last, self._tick, job.start, job.end, job.lr]
         mine = torch.tensor(row, dtype=torch.float64).expand(self._everybody.size, len(_ROW)).contiguous()
         theirs = torch.empty_like(mine)
         self._everybody.swap(theirs, mine).wait()
-        ticks = theirs[:, -1].tolist()
-        if len(set(ticks)) > 1:
-            raise DisagreementError(
-                f"all workers must make the same exchanges, but they are at numbers {[int(tick) for tick in ticks]}: every worker "
-                f"must make the same optimizer steps. Look for a loop that some workers leave early"
-            )
+        for name, column in zip(_ROW[5:], theirs[:, 5:].T.tolist(), strict=True):
+            if len(set(column)) > 1:
+                raise DisagreementError(
+                    f"all workers must make the same exchanges, but {name} is {column}: every worker must make the same optimizer "
+                    f"steps with the same learning rate. Look for a loop that some leave early, or a scheduler fed with local numbers"
+                )
         return theirs
 
     def _by_replica(self, column: torch.Tensor, *, longest: bool = False) -> list[float]:
@@ -241,30 +275,34 @@ class Exchange:
             values[part[0]] if all(math.isfinite(values[rank]) for rank in part) else math.nan for part in self.replicas
         ]
 
-    def _exchange(self, low: int, high: int, weight: float, codec: Codec, *, outer: bool) -> tuple[float, int]:
-        """One chunk: from y to A' - y; returns the squared length of the mean change, and bytes sent to other nodes."""
-        anchor, sent, total = self.anchor[low:high], self.sent[low:high], self._work[: high - low]
-        if weight:
-            torch.sub(anchor, sent, out=total).mul_(weight)
-        else:
-            total.zero_()
-        if self._terms.level == "worker":
+    def _exchange(self, low: int, high: int, weight: float, job: _Job, *, tail: bool = False) -> tuple[float, int]:
+        """One chunk: from y to A' - y; returns the squared length of the mean change, and bytes sent to other nodes.
+
+        Buffers (`tail`) differ between the workers of a node even if those are one replica, so each counts for itself.
+        """
+        anchor, sent = self.anchor[low:high], self.sent[low:high]
+        codec = CODECS["none"] if tail else job.codec
+        total = self._change(low, high).mul_(weight) if weight else self._work[: high - low].zero_()
+        if tail or self._alone:
             self._node.sum_(total).wait()
         left = self._left[: high - low].zero_() if self._left is not None and not codec.exact else None
         num_bytes = self._between_nodes(total, left, codec) if len(self._nodes) > 1 else 0
-        square = float(torch.dot(total, total)) if outer else 0.0
-        if outer and self.momentum is not None:
+        square = float(torch.dot(total, total))
+        plain = tail or job.plain
+        if not plain and self.momentum is not None:
             momentum = self.momentum[low:high]
             momentum.mul_(self._terms.outer_momentum).add_(total)
             total.add_(momentum, alpha=self._terms.outer_momentum)
-        anchor.sub_(total, alpha=self._terms.outer_lr if outer else 1.0)
+        anchor.sub_(total, alpha=1.0 if plain else self._terms.outer_lr)
+        if tail:
+            return 0.0, num_bytes  # the replica takes A' as it is
         torch.sub(anchor, sent, out=sent)
-        if left is not None and weight:
-            sent.sub_(left, alpha=1.0 / weight)
+        if left is not None and self._node_weight:
+            sent.sub_(left, alpha=1.0 / self._node_weight)
         return square, num_bytes
 
     def _between_nodes(self, total: torch.Tensor, left: torch.Tensor | None, codec: Codec) -> int:
-        """Sum over nodes, in place; what rounding has taken goes to `left`."""
+        """Sum over nodes, in place; what rounding has taken from this node's part goes to `left`, on all its workers."""
         count = total.numel()
         piece = -(-count // self._shards)
         num_bytes = 0
@@ -273,7 +311,7 @@ class Exchange:
             num_bytes = self._two_hops(total[begin:end], None if left is None else left[begin:end], codec, piece)
         if self._node.size > 1:
             self._share(total, piece)
-            if left is not None and self._terms.level == "node":  # mates are one replica: they keep the same rest
+            if left is not None:
                 self._share(left, piece)
         return num_bytes
 
@@ -301,7 +339,7 @@ class Exchange:
             codec.decode(row, value)
             summed.add_(value)
         codec.encode(summed, mine[0])
-        if left is not None:
+        if left is not None and self._node_weight >= LEAST_WEIGHT:
             codec.decode(mine[0], value)
             own = spans[place]
             left[own] += (summed - value)[: own.stop - own.start]
@@ -355,6 +393,7 @@ class Exchange:
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a saved state, with an exchange that has arrived if one was under way."""
         self._last, self._tick = (float(state["last"][0]), float(state["last"][1])), int(state["tick"])
+        self._job = self._outcome = self._error = None
         kept = state["outcome"]
         if kept is None:
             return
@@ -364,5 +403,5 @@ class Exchange:
         self._outcome = Outcome(
             start, end, kept["restart"], told, tuple(kept["weights"]), kept["reason"], took, num_bytes, kept["exact"]
         )
-        self._job = _Job(start, end, 0.0, 0.0, CODECS["none"], None)
+        self._job = _Job(start, end, 0.0, 0.0, 0.0, CODECS["none"], False, None)
         self._done.set()

@@ -8,9 +8,13 @@ import torch
 
 from paceline.errors import ConfigError
 
+KEPT = (torch.float32, torch.bfloat16, torch.float16)
+
 
 class Flat:
     """Copies between a model and flat vectors. Frozen parameters are left out: they are the same everywhere.
+
+    Buffers of other types (counters, float64) are left alone: every replica keeps its own.
 
     Args:
         module: the model.
@@ -23,14 +27,14 @@ class Flat:
     def __init__(self, module: torch.nn.Module) -> None:
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         for name, parameter in named:
-            if not parameter.is_floating_point():
+            if parameter.dtype not in KEPT:
                 raise ConfigError(
-                    f"local training needs floating-point parameters: {name!r} is {parameter.dtype}. Freeze it, or use "
-                    f"sync='allreduce'"
+                    f"local training keeps its anchor in fp32, for parameters of float32, bfloat16 or float16: {name!r} is "
+                    f"{parameter.dtype}. Freeze or convert it, or use sync='allreduce'"
                 )
         self._parameters = [_in_memory_order(name, p.detach()) for name, p in named]
         self._buffers = [
-            _in_memory_order(name, b) for name, b in module.named_buffers() if b.is_floating_point() and b.numel()
+            _in_memory_order(name, b) for name, b in module.named_buffers() if b.dtype in KEPT and b.numel()
         ]
         self.length = sum(view.numel() for view in self._parameters)
         self.tail = sum(view.numel() for view in self._buffers)
@@ -73,13 +77,6 @@ class Flat:
         """Move the model by `part` of the way to `values`."""
         for view, inner, outer in self._ranges(start, end):
             view[inner].lerp_(values[outer].to(view.device, view.dtype), part)
-
-    def swap(self, values: torch.Tensor) -> None:
-        """Exchange the contents of the model and of `values`."""
-        for view, inner, outer in self._ranges(0, self.length + self.tail):
-            held = view[inner].clone()
-            view[inner].copy_(values[outer])
-            values[outer].copy_(held)
 
 
 def _in_memory_order(name: str, tensor: torch.Tensor) -> torch.Tensor:

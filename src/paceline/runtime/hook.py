@@ -11,6 +11,7 @@ no Python callback ever hangs on a future of the backend (those that outlive the
 """
 
 # No `from __future__ import annotations` here: DDP inspects the annotations of a hook.
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,6 +58,7 @@ class WeightedSum:
         scope: whose gradients are summed: everybody's, the node's (over `team`), or nobody else's.
         mates: the workers on this node.
         processed: samples handed out so far; whoever counts them may set it back.
+        backward_step: the step whose gradients were computed last.
     """
 
     def __init__(self, comm: Comm, meter: Meter | None = None) -> None:
@@ -66,6 +68,7 @@ class WeightedSum:
         self.step = -1
         self.samples = 0
         self.processed = 0
+        self.backward_step = -1
         self.at_outputs = False
         self.scope: Scope = "all"
         self.team: Team | None = None
@@ -163,8 +166,18 @@ class WeightedSum:
         self._under_way.append((work, future, buffer, wire))
         return future
 
+    def count(self, numbers: torch.Tensor) -> Callable[[], None]:
+        """Start summing plain numbers over whoever gradients are summed over; call what it returns to wait for them."""
+        if self.scope == "own":
+            return lambda: None
+        if self.scope == "node":
+            assert self.team is not None
+            return self.team.sum_(numbers).wait
+        return self.comm.sum_(numbers).wait
+
     def last_sent(self) -> None:
         """All pieces of this backward are on their way."""
+        self.backward_step = self.step
         self.meter.ready()
         self.comm.at(self.step, EXCHANGING)
 

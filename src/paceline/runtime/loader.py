@@ -211,6 +211,7 @@ class Loader:
             raise
 
     def _begin(self) -> None:
+        self.after_batch()  # of a batch the loop was left at
         if self._left is self._sampler.cursor:  # the loop was left before the epoch's end: the next one begins
             self._sampler.cursor = Cursor(epoch=self.epoch + 1, step=self.step)
         cursor = self._sampler.cursor

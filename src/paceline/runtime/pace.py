@@ -30,6 +30,7 @@ from paceline.process import NODE, die_with_launcher
 from paceline.runtime import checkpoint, randomness
 from paceline.runtime.batches import num_samples
 from paceline.runtime.evaluate import evaluate
+from paceline.runtime.flat import Flat
 from paceline.runtime.handshake import agree
 from paceline.runtime.hook import WeightedSum
 from paceline.runtime.loader import Loader
@@ -196,7 +197,7 @@ class Pace:
             raise ConfigError("pace.wrap was called before: one model per pace. Put several networks into one module")
         policy = self.settings.sync_policy
         if policy.name != "allreduce":
-            self._check_sync(policy, model, optimizer, compress)
+            self._check_sync(policy, model, optimizer, compress, ddp)
         self._model = wrap(model, self.comm, self._total, self.device, compress, **ddp)
         if policy.name != "allreduce" and self.size > 1 and optimizer is not None:
             self._rounds = Rounds(policy, self.comm, self.topology, model, optimizer, self._total, self._log)
@@ -206,7 +207,7 @@ class Pace:
         return self._model
 
     @staticmethod
-    def _check_sync(policy: Sync, model: Any, optimizer: Any, compress: str | None) -> None:
+    def _check_sync(policy: Sync, model: Any, optimizer: Any, compress: str | None, ddp: dict[str, Any]) -> None:
         if optimizer is None:
             raise ConfigError(
                 f"sync={policy.name!r} hangs on the optimizer's steps: call pace.wrap(model, optimizer) with the optimizer"
@@ -215,6 +216,11 @@ class Pace:
             raise ConfigError(
                 f"compress={compress!r} is for gradients that are summed in every step, sync={policy.name!r} exchanges changes "
                 f"of parameters: leave it out, and use sync='{policy.name}:compress={compress}'"
+            )
+        if ddp.get("find_unused_parameters"):
+            raise ConfigError(
+                f"find_unused_parameters=True makes DistributedDataParallel ask all workers in every step, sync={policy.name!r} "
+                f"does not wait for them: use pace.step(fn, batch), which finds unused parameters by itself"
             )
         if any(isinstance(part, torch.nn.SyncBatchNorm) for part in model.modules()):
             raise ConfigError(
@@ -234,12 +240,16 @@ class Pace:
             self._rounds.after_step(epoch, ends_epoch=ends, loss=self._epoch_loss)
 
     def _after_batch(self) -> None:
-        """A worker whose GradScaler skipped the optimizer must keep step with the others all the same."""
-        assert self._loader is not None
-        if self._rounds is not None and self._loader.ends_update and self._updated_step != self._total.step:
-            self._after_step()
-        if self._rounds is None and self._loader.ends_epoch:
+        """The loop is done with a batch."""
+        self._catch_up()
+        if self._rounds is None and self._loader is not None and self._loader.ends_epoch:
             self._own_loss()
+
+    def _catch_up(self) -> None:
+        """A worker whose GradScaler skipped the optimizer must keep step with the others all the same."""
+        skipped = self._total.backward_step == self._total.step != self._updated_step
+        if self._rounds is not None and self._loader is not None and self._loader.ends_update and skipped:
+            self._after_step()
 
     def report(self, loss: torch.Tensor | float) -> None:
         """Tell the training loss of the batch under way (this worker's mean); it may stay on the device.
@@ -266,12 +276,14 @@ class Pace:
 
     def settle(self) -> None:
         """Make all replicas equal now: take in what is under way, then average. Collective; nothing to do for `allreduce`."""
+        self._catch_up()
         if self._rounds is not None:
             self._rounds.settle()
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
         """Inside, the model holds what all replicas agreed on last (the anchor); the same values on every worker."""
+        self._catch_up()
         if self._rounds is None:
             yield
         else:
@@ -326,6 +338,8 @@ class Pace:
             **dataloader,
         )
         self._loader.after_batch = self._after_batch
+        if self._rounds is not None:
+            self._loader.coordinator.lag = self.settings.replan_every
         return self._loader
 
     def _loader_settings(self, batch_size: int) -> Settings:
@@ -401,7 +415,9 @@ class Pace:
 
         Collective: every worker calls it at the same point, between two steps.
         """
-        own = {"random": randomness.capture(self.device)}
+        self._catch_up()
+        own: dict[str, Any] = {"random": randomness.capture(self.device)}
+        own["losses"] = [(float(value), samples) for value, samples in self._losses]
         if self._loader is not None:
             own["balance"] = self._loader.coordinator.own_state()
         return {
@@ -459,7 +475,14 @@ class Pace:
             note = self._rounds.load(state["sync"], checkpoint.from_bytes(mine) if mine is not None else None)
             if note:
                 self._log.write("note", text=note)
+        elif self._model is not None and (state.get("sync") or {}).get("anchor") is not None:
+            flat = Flat(self._model.module)
+            flat.write(state["sync"]["anchor"], 0, flat.length + flat.tail)
+            self._log.write(
+                "note", text="saved by replicas that differ: this run goes on from what they agreed on last"
+            )
         if own is not None:
+            self._losses = [(mean, count) for mean, count in own.get("losses", [])]
             randomness.restore(own["random"], self.device)
         else:
             torch.manual_seed(self.settings.seed * 1_000_003 + self.rank)
@@ -476,7 +499,9 @@ class Pace:
         """
         problem = ""
         state = self.state_dict()
-        if self._model is not None:
+        if self._rounds is not None and self._rounds.local:
+            problem = "" if self._rounds.finite() else "what replicas agreed on last holds NaN or infinity"
+        elif self._model is not None:
             bad = [name for name, p in self._model.module.named_parameters() if not bool(torch.isfinite(p).all())]
             if bad:
                 problem = f"parameter {bad[0]!r} holds NaN or infinity; the checkpoint on disk is kept as it was"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from paceline.comm import Comm
-from paceline.errors import CheckpointError
+from paceline.errors import CheckpointError, ConfigError
 from paceline.events import EventLog
 from paceline.policies.sync import Action, Moment, Round, Sync, SyncState
 from paceline.runtime.exchange import Exchange, Outcome
@@ -61,6 +61,14 @@ class Rounds:
         self._since: float | None = None
         self._sent_delay, self._waited_s = 0, 0.0
         self._blocked = False  # the exchange under way is waited for where it was sent
+        self._depth = 0  # of consensus
+        self.refresh()
+        self._hook = module.register_load_state_dict_post_hook(lambda *_: self.refresh())
+
+    def refresh(self) -> None:
+        """The model was loaded, on all workers: that is the anchor now."""
+        if self.exchange.under_way:
+            self.exchange.take()
         self._flat.read(self.exchange.anchor, 0, self._everything)
         self._fence()
 
@@ -93,10 +101,8 @@ class Rounds:
             ends_epoch: whether it was the epoch's last.
             loss: mean loss of the epoch, asked for at its end only; collective.
         """
-        now = time.perf_counter()
-        if self._since is not None:
-            self._step_s.append(now - self._since)
         self._step += 1
+        self._waited_s = 0.0
         if self._several:
             seen = Moment(
                 step=self._step,
@@ -108,7 +114,12 @@ class Rounds:
             )
             action, self._state = self._policy.update(seen, self._state)
             self._do(action)
-        self._since = time.perf_counter()
+        elif ends_epoch:
+            loss()
+        now = time.perf_counter()
+        if self._since is not None:
+            self._step_s.append(now - self._since - self._waited_s)
+        self._since = now
 
     def _do(self, action: Action) -> None:
         early = self._policy.terms.merge == "daso" and action.merge and action.send and not action.wait
@@ -136,17 +147,28 @@ class Rounds:
         self._flat.read(self.exchange.sent, start, end)
         return self._flat.read(self.exchange.sent, self._flat.length, self._everything)
 
-    def _send(self, action: Action, ready: Any) -> None:
+    def _send(self, action: Action, ready: Any, *, plain: bool = False) -> None:
         start, end = self._span(action.fragment)
-        step_s = statistics.median(self._step_s) if self._step_s else 0.0
-        self.exchange.start(start, end, samples=self._total.processed, step_s=step_s, agree=action.agree, ready=ready)
+        # On CUDA the host runs ahead and catches up where it merges: only the mean tells.
+        typical = statistics.fmean if self._flat.on_cuda else statistics.median
+        step_s = typical(self._step_s) if self._step_s else 0.0
+        self.exchange.start(
+            start,
+            end,
+            samples=self._total.processed,
+            step_s=step_s,
+            lr=float(self._optimizer.param_groups[0]["lr"]),
+            agree=action.agree,
+            plain=plain,
+            ready=ready,
+        )
         self._total.processed, self._step_s, self._blocked = 0, [], action.wait
         self._sent_delay = self._state.delay
 
     def _arrived(self) -> Outcome:
         begun = time.perf_counter()
         outcome = self.exchange.arrive()
-        self._waited_s = time.perf_counter() - begun
+        self._waited_s += time.perf_counter() - begun
         return outcome
 
     def _take_in(self, outcome: Outcome) -> None:
@@ -155,7 +177,7 @@ class Rounds:
         exchange.take()
         start, end = outcome.start, outcome.end
         if outcome.restart:
-            flat.write(exchange.anchor, start, end)
+            flat.write(exchange.anchor, 0, flat.length)
             self._zero_state()
         elif self._blocked and (terms.compress == "none" or outcome.exact):
             flat.write(exchange.anchor, start, end)
@@ -192,8 +214,10 @@ class Rounds:
         if scope == "all":
             self._average_state()  # equal gradients keep replicas equal only if their optimizers are equal too
         elif self._total.scope == "all":
-            self._flat.read(self.exchange.anchor, 0, self._everything)
-            self._fence()
+            self.refresh()
+            if self._flat.tail:  # running statistics were each worker's own so far
+                self._comm.broadcast_([self.exchange.anchor[self._flat.length :]])
+            self._total.processed = 0
         self._total.scope = scope
 
     def _states(self) -> Iterator[torch.Tensor]:
@@ -207,19 +231,26 @@ class Rounds:
             value.zero_()
 
     def _average_state(self) -> None:
-        for value in self._states():
+        """The mean over workers; nothing, if some have no state yet."""
+        states = list(self._states())
+        counts = self._comm.gather(torch.tensor([float(len(states))], dtype=torch.float64)).wait()
+        if len(set(counts.view(-1).tolist())) > 1:
+            self._zero_state()
+            self._log.write("note", text="some optimizers hold no state yet: all start again with an empty one")
+            return
+        for value in states:
             mean = value.float().div_(self._comm.size)
             self._comm.sum_(mean).wait()
             value.copy_(mean)
 
     def settle(self) -> None:
-        """Make all replicas agree, now; collective."""
+        """Make all replicas agree, now: the weighted mean, whatever the outer optimizer; collective."""
         if not (self._several and self.local):
             return
         if self.exchange.under_way:
             self._take_in(self._arrived())
         action = Action(self._total.scope, send=True, wait=True, agree=True)
-        self._send(action, self._snapshot(action))
+        self._send(action, self._snapshot(action), plain=True)
         self._take_in(self._arrived())
         self._state = dataclasses.replace(self._state, since=0, age=-1)
         self.forget_time()
@@ -227,21 +258,32 @@ class Rounds:
     @contextmanager
     def consensus(self) -> Iterator[None]:
         """Inside, the model is the anchor: what all replicas agreed on last; the same on every worker."""
-        if not (self._several and self.local):
+        if self._depth or not (self._several and self.local):
             yield
             return
         if self.exchange.under_way:
             self.exchange.arrive()
-        self._flat.swap(self.exchange.anchor)
+        own = self._flat.empty()
+        self._flat.read(own, 0, self._everything)
+        self._fence()
+        self._flat.write(self.exchange.anchor, 0, self._everything)
+        self._depth += 1
         try:
             yield
         finally:
-            self._flat.swap(self.exchange.anchor)
+            self._depth -= 1
+            self._flat.write(own, 0, self._everything)
             self._fence()
             self.forget_time()
 
+    def finite(self) -> bool:
+        """Whether what was agreed on last is finite."""
+        return bool(torch.isfinite(self.exchange.anchor[: self._flat.length]).all())
+
     def state(self) -> dict[str, Any]:
         """What a resume needs and all workers share."""
+        if self._depth:
+            raise ConfigError("inside pace.consensus() the replicas are set aside: save after it")
         self.forget_time()
         self.exchange.state()
         return {
@@ -250,6 +292,7 @@ class Rounds:
             "state": to_plain(self._state),
             "scope": self._total.scope,
             "step": self._step,
+            "settled": not self.exchange.under_way and (not self.local or self._total.processed == 0),
             "anchor": self.exchange.anchor if self.local else None,
             "momentum": self.exchange.momentum,
         }
@@ -275,7 +318,8 @@ class Rounds:
         Returns:
             A sentence if replicas could not be taken over one by one.
         """
-        if state["policy"] != self._policy.name:
+        other = state["policy"] != self._policy.name
+        if other and not state["settled"]:
             raise CheckpointError(
                 f"a run resumes with its own sync policy: the checkpoint has {state['policy']!r}, this run "
                 f"{self._policy.name!r}. Call pace.settle() before saving to change it"
@@ -283,11 +327,14 @@ class Rounds:
         self._step = state["step"]
         if state["momentum"] is not None and self.exchange.momentum is not None:
             self.exchange.momentum.copy_(state["momentum"])
-        if own is None or state["nodes"] != [list(part) for part in self._topology.members]:
+        if other or own is None or state["nodes"] != [list(part) for part in self._topology.members]:
             if state["anchor"] is not None:
                 self.exchange.anchor.copy_(state["anchor"])
                 self._flat.write(self.exchange.anchor, 0, self._everything)
-            return "saved by other workers: every replica starts from the anchor, in a new round"
+            if not other:
+                self._state = dataclasses.replace(from_plain(SyncState(), state["state"]), since=0, age=-1)
+                self._total.scope = state["scope"] if self._several else "all"
+            return "saved by other workers or under another sync policy: replicas start from the anchor, in a new round"
         self._state = from_plain(SyncState(), state["state"])
         self._total.scope = state["scope"]
         self._flat.write(own["values"], 0, self._everything)
@@ -302,4 +349,5 @@ class Rounds:
 
     def close(self, *, graceful: bool) -> None:
         """End the thread; if graceful, after what is under way has arrived, so that nobody closes a connection in use."""
+        self._hook.remove()
         self.exchange.close(graceful=graceful)

@@ -54,7 +54,7 @@ class StepRunner:
         """
         self._sent = []
         # Once here, not in forward: a forward that runs out of memory is repeated, the broadcast must not be.
-        if self._model.broadcast_buffers:
+        if self._model.broadcast_buffers and self._total.scope == "all":
             self._total.comm.broadcast_(list(self._model.module.buffers()))
         self._model.require_forward_param_sync = False
         micro = min(samples, self.fits or samples)
@@ -124,10 +124,10 @@ class StepRunner:
             self._send()
         everything = list(self._bucket_of)
         used = torch.tensor([float(p.grad is not None) for p in everything], device=everything[0].device)
-        counting = self._total.comm.sum_(used)
+        counting = self._total.count(used)
         self._total.last_sent()
         self._total.finish()
-        counting.wait()
+        counting()
         for bucket, (flat, _) in zip(self._buckets, self._sent, strict=True):
             for parameter, piece in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
                 parameter.grad = piece.view_as(parameter)

@@ -63,6 +63,15 @@ class Daso:
             raise ConfigError(
                 "daso sums gradients within nodes: terms.level must be 'node'. Use sync='local' for 'worker'"
             )
+        if self.terms.compress != "none":
+            raise ConfigError(
+                "daso's merge keeps nothing of what a replica sent, so what compression rounds off would be lost: use "
+                f"sync='overlap:compress={self.terms.compress}'"
+            )
+        if self.terms.optimizer_state == "average":
+            raise ConfigError(
+                "optimizer_state='average' needs exchanges that are waited for; daso's are not. Use 'keep' or 'reset'"
+            )
         check_delay(self._first_delay, self.b_max, "W", "B")
 
     @property
