@@ -47,7 +47,7 @@ _OTHERS = (
     Contender("fabric", "fabric", peer="fabric"),
     Contender("adaptdl", "adaptdl", peer="adaptdl"),
     Contender("torchft", "torchft", peer="torchft"),
-    Contender("torchft-diloco", "torchft", {"diloco": 8}, peer="torchft"),
+    Contender("torchft-diloco", "torchft", {"diloco": 16}, peer="torchft"),
 )
 _POLICIES = ("equal", "dbs", "dp", "edp", "affine")
 
