@@ -185,6 +185,7 @@ def test_the_exit_code_is_the_first_failing_workers(tmp_path, end, code):
         (["lab", "run", "--cluster", "four-unlik", "train.py"], "did you mean 'four-unlike'"),
         (["lab", "run", "--cluster", "bad.toml", "train.py"], "speed must be a number above 0, got -2"),
         (["lab", "run", "--cluster", "four-equal", "none.py"], "there is no none.py"),
+        (["bench", "slow-link", "--contenders", "ddp,overlap:h=8,delay=2"], "got 'overlap:h=8,delay=2'"),
         (["demo", "--run-dir", "train.py/x"], "the run folder must be writable"),
         (["demo", "--steps", "3"], "3 is not in the range"),
         (["rum"], "No such command"),

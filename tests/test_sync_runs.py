@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -12,15 +13,23 @@ import torch.nn.functional as F
 from torch import nn
 
 import paceline
+from paceline.comm import LoopbackWorld
 from paceline.errors import ConfigError
-from paceline.events import events_path, read
+from paceline.events import EventLog, events_path, read
 from paceline.policies.sync import Fixed, Overlap, Terms
 from paceline.runtime.flat import Flat
+from paceline.runtime.losses import Losses
 from paceline.runtime.topology import by_label, declared
 from tests import ranks
 from tests.nets import flat, mlp, points
 
 SIZE = 3
+
+
+def update(model, optimizer, x, y):
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def net():
@@ -43,9 +52,7 @@ def run(sync, path, *, steps, save_at=None, resume=False, kind="sgd", nodes="2,1
         seen = []
         while True:
             for x, y in loader:
-                F.cross_entropy(model(x), y).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+                update(model, optimizer, x, y)
                 if loader.step == save_at:
                     pace.save(path)
                     return None
@@ -71,7 +78,10 @@ def run(sync, path, *, steps, save_at=None, resume=False, kind="sgd", nodes="2,1
 def test_a_run_resumed_anywhere_ends_as_if_it_had_not_stopped(tmp_path, sync, kind, save_at):
     """To the last bit: sums are taken in the order of nodes, wherever a value lies."""
     path = str(tmp_path / "check.safetensors")
-    go = lambda **how: ranks.run(SIZE, _go, sync, path, kind, how)  # noqa: E731
+
+    def go(**how):
+        return ranks.run(SIZE, _go, sync, path, kind, how)
+
     whole = go(steps=13)
     go(steps=13, save_at=save_at)
     resumed = go(steps=13, resume=True)
@@ -163,9 +173,7 @@ def nan_in_one(folder):
         for step, (x, y) in enumerate(loader):
             if pace.rank == 1 and step == 6:
                 x = x * float("nan")
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            update(model, optimizer, x, y)
             finite.append(bool(torch.isfinite(flat(model.module)).all()))
         return finite, flat(model.module)
 
@@ -214,9 +222,7 @@ def killed(folder):
     for step, (x, y) in enumerate(pace.loader(points(2400), 24)):
         if pace.rank == 2 and step == 9:
             os.kill(os.getpid(), signal.SIGKILL)
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(model, optimizer, x, y)
         if step == 5:
             pace.save(f"{folder}/check")
 
@@ -304,9 +310,7 @@ def loaded_late():
         model = pace.wrap(model, optimizer)
         model.module.load_state_dict(mlp(seed=5).state_dict())
         for x, y in pace.loader(points(96), 24):
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            update(model, optimizer, x, y)
         with pace.consensus(), pace.consensus():
             agreed = flat(model.module)
             with pytest.raises(ConfigError, match="save after it"):
@@ -328,9 +332,7 @@ def settled_twice():
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         model = pace.wrap(model, optimizer)
         for x, y in pace.loader(points(96), 24):
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            update(model, optimizer, x, y)
         before = flat(model.module)
         pace.settle()
         return before, flat(model.module)
@@ -364,9 +366,7 @@ def skipping(path):
             if loader.step == 6:
                 break
         for x, y in loader:
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            update(model, optimizer, x, y)
         return flat(model.module)
 
 
@@ -443,9 +443,7 @@ def settled_save(path):
         model = pace.wrap(model, optimizer)
         loader = pace.loader(points(2400), 24)
         for x, y in loader:
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            update(model, optimizer, x, y)
             if loader.step == 6:
                 pace.settle()
                 pace.save(path)
@@ -530,3 +528,19 @@ def test_objects_with_settings():
     policy = Overlap(steps=Fixed(3), delay=1, terms=Terms(level="worker", compress="int8"))
     results = ranks.run(SIZE, trained, policy, {"balance": "equal", "nodes": "1,1,1"}, None)
     assert all(torch.equal(result[0], results[0][0]) for result in results)
+
+
+def test_reported_losses_are_a_mean_over_samples_and_survive_a_resume(tmp_path):
+    comm = LoopbackWorld(1).comm(0)
+    log = EventLog(tmp_path / "log")
+    losses = Losses(comm, log)
+    losses.add(torch.tensor(2.0, requires_grad=True), 3)
+    resumed = Losses(comm, EventLog(None))
+    resumed.load(json.loads(json.dumps(losses.state())))
+    for one in (losses, resumed):
+        one.add(4.0, 1)
+        assert one.close_over_all(0, 7) == 2.5
+        assert one.close_over_all(1, 8) is None
+    log.close()
+    (event,) = read(tmp_path / "log")
+    assert (event["loss"], event["samples"], event["step"]) == (2.5, 4, 7)

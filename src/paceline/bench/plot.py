@@ -38,13 +38,17 @@ def draw(record: dict[str, Any], folder: Path) -> None:
             continue
         figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
         for place, (name, runs) in enumerate(reversed(by_name.items())):
-            colour = COLOURS[(len(by_name) - 1 - place) % len(COLOURS)]
+            lap, hue = divmod(len(by_name) - 1 - place, len(COLOURS))
+            colour, style = COLOURS[hue], ("-", "--", ":")[lap % 3]  # more contenders than colours
             value, spread = middle(rates(runs))
-            left.barh(place, value, xerr=spread, color=colour)
+            left.barh(
+                place, value, xerr=spread, color=colour, hatch="//" if lap else None, edgecolor="white", linewidth=0
+            )
             share = f"{value:.0f}" + (f" ({value / total:.0%})" if total else "")
             left.text(value * 0.97, place, share, va="center", ha="right", fontsize=8, color="white")
             tests = next(run["figures"]["tests"] for run in runs if run["status"] == "ok")
-            right.plot([t for _, t, _ in tests], [s for _, _, s in tests], color=colour, label=name, linewidth=1.3)
+            times, scores = [t for _, t, _ in tests], [s for _, _, s in tests]
+            right.plot(times, scores, color=colour, linestyle=style, label=name, linewidth=1.3)
         left.set_yticks(range(len(by_name)), list(reversed(by_name)))
         if total:
             left.axvline(total, color="black", linestyle="--", linewidth=1)

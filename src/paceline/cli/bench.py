@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from datetime import datetime
@@ -73,7 +74,7 @@ def run(
 
     chosen = load(suite)
     if contenders is not None:
-        names = list(dict.fromkeys(contenders.split(",")))
+        names = list(dict.fromkeys(re.split(r",(?!\w+=)", contenders)))  # settings have commas too: overlap:h=8,delay=2
         for name in names:
             if name not in chosen.contenders:
                 raise ConfigError(f"--contenders must be of this suite's {', '.join(chosen.contenders)}; got {name!r}")

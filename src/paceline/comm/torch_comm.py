@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.comm.pulse import Pulse
+from paceline.comm.team import TorchTeam, Work, lane
 from paceline.errors import ConfigError, PeerError, PeerLost, PeerTimeout
 from paceline.process import NODE
 
@@ -26,20 +27,6 @@ TWO_HOP_BYTES = 2**20
 TWO_HOP_WORKERS = 64
 _BYE_S = 5.0
 _SETTLE_S = 0.1
-
-
-class _Work:
-    """A torch work handle whose errors name the missing."""
-
-    def __init__(self, comm: TorchComm, work: Any, what: str) -> None:
-        self._comm, self._work, self._what = comm, work, what
-
-    def wait(self) -> None:
-        with self._comm.naming(self._what):
-            self._work.wait()
-
-    def done(self) -> bool:
-        return bool(self._work.is_completed())
 
 
 class _TwoHops:
@@ -70,7 +57,7 @@ class _TwoHops:
 
 
 class _Gathered:
-    def __init__(self, work: _Work | None, rows: list[torch.Tensor]) -> None:
+    def __init__(self, work: Work | None, rows: list[torch.Tensor]) -> None:
         self._work, self._rows = work, rows
 
     def wait(self) -> torch.Tensor:
@@ -78,46 +65,6 @@ class _Gathered:
             self._work.wait()
             self._work = None
         return torch.stack(self._rows)
-
-
-class TorchTeam:
-    """Some of the workers, over a group of their own.
-
-    Args:
-        comm: the whole world.
-        ranks: the members.
-        group: their torch process group; None for a team of one.
-        what: what it is for, in errors.
-    """
-
-    def __init__(self, comm: TorchComm, ranks: tuple[int, ...], group: Any, what: str) -> None:
-        self._comm, self.ranks, self._group, self._what = comm, ranks, group, what
-        self.place, self.size = ranks.index(comm.rank), len(ranks)
-
-    def sum_(self, tensor: torch.Tensor) -> _Work | _Done:
-        """Start summing `tensor` over the members."""
-        if self._group is None:
-            return _Done()
-        with self._comm.naming(self._what):
-            return _Work(self._comm, self._group.allreduce([tensor]), self._what)
-
-    def swap(self, theirs: torch.Tensor, mine: torch.Tensor) -> _Work | _Done:
-        """Start sending row i of `mine` to member i."""
-        if self._group is None:
-            theirs.copy_(mine)
-            return _Done()
-        with self._comm.naming(self._what):
-            work = self._group.alltoall_base(theirs, mine, [], [], dist.AllToAllOptions())
-            return _Work(self._comm, work, self._what)
-
-    def close(self) -> None:
-        """Let go of the connections."""
-        self._group = None
-
-
-class _Done:
-    def wait(self) -> None:
-        """Nothing to wait for."""
 
 
 class TorchComm:
@@ -202,7 +149,7 @@ class TorchComm:
         with self.naming("opening lanes"):
             while len(self._lanes) < count and self._size > 1:
                 store = dist.PrefixStore(f"lane/{len(self._lanes)}", self._store)
-                self._lanes.append(_lane(store, self._rank, self._size, self._timeout_s))
+                self._lanes.append(lane(store, self._rank, self._size, self._timeout_s))
         return max(1, len(self._lanes))
 
     def teams(self, parts: Sequence[tuple[int, ...]], what: str, *, gradients: bool = False) -> TorchTeam | None:
@@ -217,7 +164,7 @@ class TorchComm:
                     group = made if part == mine else group
             elif mine is not None and len(mine) > 1:
                 store = dist.PrefixStore(f"team/{self._num_teams}/{mine[0]}", self._store)
-                group = _lane(store, mine.index(self._rank), len(mine), self._timeout_s)
+                group = lane(store, mine.index(self._rank), len(mine), self._timeout_s)
         if mine is None:
             return None
         team = TorchTeam(self, mine, group, what)
@@ -252,21 +199,21 @@ class TorchComm:
         """This machine's name."""
         return self._host
 
-    def sum_(self, tensor: torch.Tensor, lane: int = 0) -> _Work | _TwoHops:
+    def sum_(self, tensor: torch.Tensor, lane: int = 0) -> Work | _TwoHops:
         """Start summing `tensor` over all workers, in place."""
         small = tensor.nbytes <= TWO_HOP_BYTES and not any(self._gpus)  # all workers must choose alike
         with self.naming(SUM):
             if self._lanes:
-                return _Work(self, self._lanes[lane % len(self._lanes)].allreduce([tensor]), SUM)
+                return Work(self, self._lanes[lane % len(self._lanes)].allreduce([tensor]), SUM)
             if small and 2 < self._size <= TWO_HOP_WORKERS:
                 return _TwoHops(self, tensor)
-            return _Work(self, dist.all_reduce(tensor, async_op=True), SUM)
+            return Work(self, dist.all_reduce(tensor, async_op=True), SUM)
 
-    def swap(self, theirs: torch.Tensor, mine: torch.Tensor, lane: int = 0) -> _Work:
+    def swap(self, theirs: torch.Tensor, mine: torch.Tensor, lane: int = 0) -> Work:
         """Start sending row i of `mine` to worker i."""
         with self.naming(SUM):
             group = self._lanes[lane % len(self._lanes)]
-            return _Work(self, group.alltoall_base(theirs, mine, [], [], dist.AllToAllOptions()), SUM)
+            return Work(self, group.alltoall_base(theirs, mine, [], [], dist.AllToAllOptions()), SUM)
 
     def gather(self, row: torch.Tensor) -> _Gathered:
         """Start gathering one short float64 row from every worker."""
@@ -278,7 +225,7 @@ class TorchComm:
             return _Gathered(None, rows)
         with self.naming("the exchange of step times"):
             work = dist.all_gather(rows, row, group=self._control, async_op=True)
-        return _Gathered(_Work(self, work, "the exchange of step times"), rows)
+        return _Gathered(Work(self, work, "the exchange of step times"), rows)
 
     def gather_text(self, text: str, what: str = "an exchange of texts") -> list[str]:
         """One string from every worker, by rank."""
@@ -358,17 +305,6 @@ class TorchComm:
                 for team in self._teams:
                     team.close()
             dist.destroy_process_group()
-
-
-def _lane(store: Any, rank: int, size: int, timeout_s: float) -> Any:
-    """A gloo group with one thread: more would spin while they wait for the GPU. `new_group` gives two and no choice."""
-    options = dist.ProcessGroupGloo._Options()
-    names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
-    make = dist.ProcessGroupGloo
-    options._devices = [make.create_device(interface=name) for name in names] or [make.create_default_device()]
-    options._threads = 1
-    options._timeout = timedelta(seconds=timeout_s)
-    return dist.ProcessGroupGloo(store, rank, size, options)
 
 
 def _of_network(error: RuntimeError) -> bool:

@@ -6,9 +6,8 @@ With A the anchor (the same on every replica), y_m what replica m sent, w_m its 
     A'      = outer(A, sum_m w_m delta_m)
     x_m    <- x_m + (A' - y_m)           when it is taken in: the steps made meanwhile stay
 
-The way of the sum: within a node, if its workers are replicas of their own; then between nodes, each of the first S workers of a
-node with its peers, for one of S slices (S: workers on the smallest node), in two hops: everybody sums one part, in fp32 and in
-the order of nodes, and hands it to everybody; then within the node again. It goes in chunks, so that buffers stay small.
+Replicas that are single workers are summed within the node first, then over nodes (`runtime/hops.py`). It goes in chunks, so that
+buffers stay small.
 
 What compression rounds off stays where it was: the workers of the node that rounded take A' as less by that much, divided by the
 node's weight, and send it with the next change. So nothing is lost, the weighted mean over replicas is untouched by any merge, and
@@ -31,11 +30,10 @@ from paceline.errors import DisagreementError
 from paceline.policies.sync.outliers import drift, weigh
 from paceline.policies.sync.protocol import Round, Terms
 from paceline.runtime.codec import CODECS, Codec
+from paceline.runtime.hops import NodeSum
 from paceline.runtime.topology import Topology
 
 CHUNK = 2**20  # values
-BETWEEN = "the exchange between nodes"
-WITHIN = "the exchange within a node"
 LEAST_WEIGHT = (
     0.05  # a node that counts less does not carry what the second rounding took: it would be blown up by 1 / weight
 )
@@ -102,25 +100,16 @@ class Exchange:
         self.anchor = torch.zeros(length + tail, pin_memory=pinned)
         self.sent = torch.zeros(length + tail, pin_memory=pinned)
         self.momentum = torch.zeros(length) if terms.outer_momentum else None
-        self._nodes = topology.members
         self.replicas = topology.members if terms.level == "node" else tuple((rank,) for rank in range(comm.size))
         self.replica = next(number for number, part in enumerate(self.replicas) if comm.rank in part)
-        self._shards = topology.shards
-        self._node_number, self._node_weight = topology.node_of(comm.rank), 0.0
-        node = comm.teams(self._nodes, WITHIN)
-        assert node is not None
-        self._node: Team = node
-        self._cross = comm.teams(
-            [tuple(part[place] for part in self._nodes) for place in range(self._shards)],
-            f"{BETWEEN} {', '.join(topology.names)}" if len(self._nodes) > 1 else BETWEEN,
-        )
+        self._mates, self._node_weight = topology.members[topology.node_of(comm.rank)], 0.0
+        self._nodes = NodeSum(comm, topology)
         everybody = comm.teams([tuple(range(comm.size))], "comparing replicas")
         assert everybody is not None
         self._everybody: Team = everybody
         chunk = min(CHUNK, max(1, length + tail))
         self._work = torch.zeros(chunk)
         self._left = torch.zeros(chunk) if terms.compress != "none" else None
-        self._buffers: dict[tuple[str, int, int], torch.Tensor] = {}
         self._last = (math.nan, 0.0)  # how long the exchange before took, and its drift
         self._tick = 0
         self._job: _Job | None = None
@@ -206,8 +195,7 @@ class Exchange:
         weights, left_out, reason = weigh(samples, lengths, self._terms.outlier)
         weight = weights[self.replica]
         own = self._of_worker(weight, rows[:, 0].tolist())
-        mates = self._nodes[self._node_number]
-        self._node_weight = math.fsum(weights[rank] for rank in mates) if self._alone else weight
+        self._node_weight = math.fsum(weights[rank] for rank in self._mates) if self._alone else weight
         mean_square, num_bytes = 0.0, 0
         for low in range(job.start, job.end, CHUNK):
             high = min(low + CHUNK, job.end)
@@ -284,9 +272,9 @@ class Exchange:
         codec = CODECS["none"] if tail else job.codec
         total = self._change(low, high).mul_(weight) if weight else self._work[: high - low].zero_()
         if tail or self._alone:
-            self._node.sum_(total).wait()
+            self._nodes.node.sum_(total).wait()
         left = self._left[: high - low].zero_() if self._left is not None and not codec.exact else None
-        num_bytes = self._between_nodes(total, left, codec) if len(self._nodes) > 1 else 0
+        num_bytes = self._nodes.sum_(total, left, codec, carries=self._node_weight >= LEAST_WEIGHT)
         square = float(torch.dot(total, total))
         plain = tail or job.plain
         if not plain and self.momentum is not None:
@@ -300,74 +288,6 @@ class Exchange:
         if left is not None and self._node_weight:
             sent.sub_(left, alpha=1.0 / self._node_weight)
         return square, num_bytes
-
-    def _between_nodes(self, total: torch.Tensor, left: torch.Tensor | None, codec: Codec) -> int:
-        """Sum over nodes, in place; what rounding has taken from this node's part goes to `left`, on all its workers."""
-        count = total.numel()
-        piece = -(-count // self._shards)
-        num_bytes = 0
-        if self._cross is not None:
-            begin, end = min(count, self._cross_place * piece), min(count, (self._cross_place + 1) * piece)
-            num_bytes = self._two_hops(total[begin:end], None if left is None else left[begin:end], codec, piece)
-        if self._node.size > 1:
-            self._share(total, piece)
-            if left is not None:
-                self._share(left, piece)
-        return num_bytes
-
-    @property
-    def _cross_place(self) -> int:
-        return self._node.place
-
-    def _two_hops(self, part: torch.Tensor, left: torch.Tensor | None, codec: Codec, piece: int) -> int:
-        assert self._cross is not None
-        size, place = self._cross.size, self._cross.place
-        each = -(-piece // size)
-        width = codec.num_bytes(each)
-        mine, theirs = self._buffer("mine", size, width), self._buffer("theirs", size, width)
-        value, summed = self._buffer("value", 2, 4 * each).view(torch.float32)
-        summed.zero_()
-        spans = [slice(min(i * each, part.numel()), min((i + 1) * each, part.numel())) for i in range(size)]
-        for i, span in enumerate(spans):
-            value.zero_()[: span.stop - span.start] = part[span]
-            codec.encode(value, mine[i])
-            if left is not None:
-                codec.decode(mine[i], value)
-                left[span] = part[span] - value[: span.stop - span.start]
-        self._cross.swap(theirs, mine).wait()
-        for row in theirs:  # in the order of nodes
-            codec.decode(row, value)
-            summed.add_(value)
-        codec.encode(summed, mine[0])
-        if left is not None and self._node_weight >= LEAST_WEIGHT:
-            codec.decode(mine[0], value)
-            own = spans[place]
-            left[own] += (summed - value)[: own.stop - own.start]
-        mine[1:] = mine[0]
-        self._cross.swap(theirs, mine).wait()
-        for row, span in zip(theirs, spans, strict=True):
-            codec.decode(row, value)
-            part[span] = value[: span.stop - span.start]
-        return 2 * (size - 1) * width
-
-    def _share(self, values: torch.Tensor, piece: int) -> None:
-        """Everybody on the node gets the slices of those who summed them."""
-        place, count = self._node.place, values.numel()
-        mine = self._buffer("share", self._node.size, 4 * piece).view(torch.float32)
-        theirs = self._buffer("shared", self._node.size, 4 * piece).view(torch.float32)
-        if place < self._shards:
-            own = values[min(count, place * piece) : min(count, (place + 1) * piece)]
-            mine[:, : own.numel()] = own
-        self._node.swap(theirs, mine).wait()
-        for number in range(self._shards):
-            span = slice(min(count, number * piece), min(count, (number + 1) * piece))
-            values[span] = theirs[number, : span.stop - span.start]
-
-    def _buffer(self, name: str, rows: int, width: int) -> torch.Tensor:
-        key = name, rows, width
-        if key not in self._buffers:
-            self._buffers[key] = torch.zeros(rows, width, dtype=torch.uint8)
-        return self._buffers[key]
 
     def state(self) -> dict[str, Any]:
         """What a resume needs; waits for what is under way."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import json
-import math
 import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -34,10 +34,11 @@ from paceline.runtime.flat import Flat
 from paceline.runtime.handshake import agree
 from paceline.runtime.hook import WeightedSum
 from paceline.runtime.loader import Loader
+from paceline.runtime.losses import Losses
 from paceline.runtime.memory import explain, is_out_of_memory
 from paceline.runtime.meter import Meter
 from paceline.runtime.model import PacedModel, wrap
-from paceline.runtime.rounds import Rounds
+from paceline.runtime.rounds import Rounds, check
 from paceline.runtime.step import StepRunner
 from paceline.runtime.topology import by_label, declared
 from paceline.types import Limits
@@ -123,7 +124,6 @@ class Pace:
         self._runner: StepRunner | None = None
         self._rounds: Rounds | None = None
         self._updated_step = -1
-        self._losses: list[tuple[Any, int]] = []
         self._hooks: list[Any] = []
         self._meter = meter or Meter(device)
         self._total = WeightedSum(comm, self._meter)
@@ -141,6 +141,7 @@ class Pace:
             self.topology = by_label([other["_node"] for other in others])
         if settings.run_dir is not None:
             self._log = EventLog(events_path(Path(settings.run_dir), comm.rank))
+        self._losses = Losses(comm, self._log)
         self._log.write(
             "start",
             schema=SCHEMA,
@@ -197,7 +198,7 @@ class Pace:
             raise ConfigError("pace.wrap was called before: one model per pace. Put several networks into one module")
         policy = self.settings.sync_policy
         if policy.name != "allreduce":
-            self._check_sync(policy, model, optimizer, compress, ddp)
+            check(policy, model, optimizer, compress, ddp)
         self._model = wrap(model, self.comm, self._total, self.device, compress, **ddp)
         if policy.name != "allreduce" and self.size > 1 and optimizer is not None:
             self._rounds = Rounds(policy, self.comm, self.topology, model, optimizer, self._total, self._log)
@@ -205,28 +206,6 @@ class Pace:
             self._optimizer = optimizer
             self._hooks.append(optimizer.register_step_post_hook(self._after_update))
         return self._model
-
-    @staticmethod
-    def _check_sync(policy: Sync, model: Any, optimizer: Any, compress: str | None, ddp: dict[str, Any]) -> None:
-        if optimizer is None:
-            raise ConfigError(
-                f"sync={policy.name!r} hangs on the optimizer's steps: call pace.wrap(model, optimizer) with the optimizer"
-            )
-        if compress:
-            raise ConfigError(
-                f"compress={compress!r} is for gradients that are summed in every step, sync={policy.name!r} exchanges changes "
-                f"of parameters: leave it out, and use sync='{policy.name}:compress={compress}'"
-            )
-        if ddp.get("find_unused_parameters"):
-            raise ConfigError(
-                f"find_unused_parameters=True makes DistributedDataParallel ask all workers in every step, sync={policy.name!r} "
-                f"does not wait for them: use pace.step(fn, batch), which finds unused parameters by itself"
-            )
-        if any(isinstance(part, torch.nn.SyncBatchNorm) for part in model.modules()):
-            raise ConfigError(
-                f"SyncBatchNorm waits for all workers in every step, sync={policy.name!r} does not: use BatchNorm (its running "
-                f"statistics are averaged), or sync='allreduce'"
-            )
 
     def _after_update(self, optimizer: Any, *_: Any) -> None:
         if getattr(optimizer, "found_inf", None) is None:  # a fused optimizer under GradScaler skips by itself
@@ -237,13 +216,14 @@ class Pace:
         self._updated_step = self._total.step
         if self._rounds is not None:
             epoch, ends = (self._loader.epoch, self._loader.ends_epoch) if self._loader is not None else (0, False)
-            self._rounds.after_step(epoch, ends_epoch=ends, loss=self._epoch_loss)
+            loss = partial(self._losses.close_over_all, epoch, self._total.step)
+            self._rounds.after_step(epoch, ends_epoch=ends, loss=loss)
 
     def _after_batch(self) -> None:
         """The loop is done with a batch."""
         self._catch_up()
         if self._rounds is None and self._loader is not None and self._loader.ends_epoch:
-            self._own_loss()
+            self._losses.close(self._loader.epoch, self._total.step)
 
     def _catch_up(self) -> None:
         """A worker whose GradScaler skipped the optimizer must keep step with the others all the same."""
@@ -256,23 +236,7 @@ class Pace:
 
         Its mean goes to the event log at the end of the epoch, and `daso` looks at it to change its pace.
         """
-        value = loss.detach() if isinstance(loss, torch.Tensor) else float(loss)
-        self._losses.append((value, self._total.samples))
-
-    def _own_loss(self) -> tuple[float, int]:
-        """The sum over samples of what was reported in this epoch, and how many they were; forgets it."""
-        told, self._losses = self._losses, []
-        total, count = math.fsum(float(value) * samples for value, samples in told), sum(n for _, n in told)
-        if count:
-            at = {"epoch": self._loader.epoch if self._loader else 0, "step": self._total.step}
-            self._log.write("loss", **at, loss=total / count, samples=count)
-        return total, count
-
-    def _epoch_loss(self) -> float | None:
-        """The mean of what was reported in this epoch, over all workers; None if nothing was. Collective."""
-        rows = self.comm.gather(torch.tensor(self._own_loss(), dtype=torch.float64)).wait().tolist()
-        count = math.fsum(row[1] for row in rows)
-        return math.fsum(row[0] for row in rows) / count if count else None
+        self._losses.add(loss, self._total.samples)
 
     def settle(self) -> None:
         """Make all replicas equal now: take in what is under way, then average. Collective; nothing to do for `allreduce`."""
@@ -417,7 +381,7 @@ class Pace:
         """
         self._catch_up()
         own: dict[str, Any] = {"random": randomness.capture(self.device)}
-        own["losses"] = [(float(value), samples) for value, samples in self._losses]
+        own["losses"] = self._losses.state()
         if self._loader is not None:
             own["balance"] = self._loader.coordinator.own_state()
         return {
@@ -482,7 +446,7 @@ class Pace:
                 "note", text="saved by replicas that differ: this run goes on from what they agreed on last"
             )
         if own is not None:
-            self._losses = [(mean, count) for mean, count in own.get("losses", [])]
+            self._losses.load(own.get("losses", []))
             randomness.restore(own["random"], self.device)
         else:
             torch.manual_seed(self.settings.seed * 1_000_003 + self.rank)

@@ -22,6 +22,33 @@ from paceline.runtime.topology import Topology
 from paceline.types import from_plain, to_plain
 
 
+def check(policy: Sync, model: Any, optimizer: Any, compress: str | None, ddp: dict[str, Any]) -> None:
+    """Refuse what contradicts local training, before anything is made.
+
+    Raises:
+        ConfigError: no optimizer, or something that exchanges in every step.
+    """
+    if optimizer is None:
+        raise ConfigError(
+            f"sync={policy.name!r} hangs on the optimizer's steps: call pace.wrap(model, optimizer) with the optimizer"
+        )
+    if compress:
+        raise ConfigError(
+            f"compress={compress!r} is for gradients that are summed in every step, sync={policy.name!r} exchanges changes "
+            f"of parameters: leave it out, and use sync='{policy.name}:compress={compress}'"
+        )
+    if ddp.get("find_unused_parameters"):
+        raise ConfigError(
+            f"find_unused_parameters=True makes DistributedDataParallel ask all workers in every step, sync={policy.name!r} "
+            f"does not wait for them: use pace.step(fn, batch), which finds unused parameters by itself"
+        )
+    if any(isinstance(part, torch.nn.SyncBatchNorm) for part in model.modules()):
+        raise ConfigError(
+            f"SyncBatchNorm waits for all workers in every step, sync={policy.name!r} does not: use BatchNorm (its running "
+            f"statistics are averaged), or sync='allreduce'"
+        )
+
+
 class Rounds:
     """One worker's part in local training.
 

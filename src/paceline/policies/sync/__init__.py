@@ -13,6 +13,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 from paceline.errors import ConfigError, unknown_name
 from paceline.policies.sync.allreduce import Allreduce
 from paceline.policies.sync.daso import Daso
@@ -55,8 +58,6 @@ def _pair(head: str, text: str) -> tuple[str, str]:
 
 
 def _configured(kind: type, head: str, given: dict[str, str]) -> Sync:
-    import dataclasses
-
     own = {f.name for f in dataclasses.fields(kind)}
     inner = {f.name for f in dataclasses.fields(Terms)} if "terms" in own else set()
     settings: dict[str, object] = {}
@@ -64,7 +65,7 @@ def _configured(kind: type, head: str, given: dict[str, str]) -> Sync:
     for key, text in given.items():
         value = _value(text)
         if key == "h" and "steps" in own:
-            settings["steps"] = Fixed(value)  # type: ignore[arg-type]
+            settings["steps"] = Fixed(value)
         elif key == "steps" and "steps" in own:
             settings["steps"] = _rule(text)
         elif key in own - {"terms", "steps"}:
@@ -89,7 +90,7 @@ def _rule(text: str) -> Fixed | QSR | Hide:
     return made
 
 
-def _value(text: str) -> object:
+def _value(text: str) -> Any:
     if text in ("true", "false", "none"):
         return {"true": True, "false": False, "none": None}[text]
     for kind in (int, float):

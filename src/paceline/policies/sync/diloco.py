@@ -42,20 +42,16 @@ class Diloco:
                 "optimizer_state='average' needs delay=0: while a fragment is under way the state moves on"
             )
 
-    @property
-    def _scope(self) -> Scope:
-        return "node" if self.terms.level == "node" else "own"
-
     def init(self) -> tuple[Scope, SyncState]:
         """The node's gradients."""
-        return self._scope, begin(self.h, self.delay)
+        return self.terms.scope, begin(self.h, self.delay)
 
     def update(self, seen: Moment, state: SyncState) -> tuple[Action, SyncState]:
         """A fragment every h / fragments steps."""
         return cycle(
             seen,
             state,
-            scope=self._scope,
+            scope=self.terms.scope,
             steps=Fixed(self.h),
             delay=self.delay,
             settle=self.settle,

@@ -36,7 +36,7 @@ class Local:
         """Nobody else's gradients."""
         if self._every_step:
             return "all", SyncState(phase="all")
-        return _scope(self.terms), begin(self.steps.first(), 0)
+        return self.terms.scope, begin(self.steps.first(), 0)
 
     def update(self, seen: Moment, state: SyncState) -> tuple[Action, SyncState]:
         """Exchange after H steps and wait for it."""
@@ -45,13 +45,9 @@ class Local:
         return cycle(
             seen,
             state,
-            scope=_scope(self.terms),
+            scope=self.terms.scope,
             steps=self.steps,
             delay=0,
             drift_limit=self.drift_limit,
             settle=self.settle,
         )
-
-
-def _scope(terms: Terms) -> Scope:
-    return "node" if terms.level == "node" else "own"

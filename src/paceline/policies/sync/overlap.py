@@ -46,15 +46,11 @@ class Overlap:
                 "optimizer_state='keep', or sync='hierarchical'"
             )
 
-    @property
-    def _scope(self) -> Scope:
-        return "node" if self.terms.level == "node" else "own"
-
     def init(self) -> tuple[Scope, SyncState]:
         """The node's gradients; everybody's in warm-up."""
         if self.warm_up:
             return "all", SyncState(phase="all")
-        return self._scope, begin(self.steps.first(), self.delay)
+        return self.terms.scope, begin(self.steps.first(), self.delay)
 
     def update(self, seen: Moment, state: SyncState) -> tuple[Action, SyncState]:
         """Send after H steps, take in W steps later."""
@@ -62,11 +58,11 @@ class Overlap:
             if seen.step < self.warm_up:
                 return Action("all"), state
             after = begin(self.steps.first(), self.delay)
-            return Action(self._scope, reason=f"warm-up of {self.warm_up} steps is over"), after
+            return Action(self.terms.scope, reason=f"warm-up of {self.warm_up} steps is over"), after
         return cycle(
             seen,
             state,
-            scope=self._scope,
+            scope=self.terms.scope,
             steps=self.steps,
             delay=self.delay,
             drift_limit=self.drift_limit,

@@ -63,6 +63,11 @@ class Terms:
                 f"outer_lr must be positive and outer_momentum below 1; got {self.outer_lr:g} and {self.outer_momentum:g}"
             )
 
+    @property
+    def scope(self) -> Scope:
+        """Whose gradients are summed between exchanges."""
+        return "node" if self.level == "node" else "own"
+
 
 @dataclass(frozen=True, slots=True)
 class Round:
