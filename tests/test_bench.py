@@ -20,6 +20,7 @@ from paceline.bench.compare import compare
 from paceline.bench.play import by_hand, check, play, turns
 from paceline.bench.record import SCHEMA, figures, read
 from paceline.bench.roster import contender
+from paceline.bench.score import mean, score
 from paceline.bench.suite import load, parse, shipped
 from paceline.bench.table import middle, tables
 from paceline.bench.task import Task
@@ -149,11 +150,33 @@ def test_a_workload_learns(name, tmp_path):
             optimizer.zero_grad()
             if over := task.stepped(model):
                 break
+    score(tmp_path, chosen, torch.device("cpu"))
     marks = [json.loads(line) for line in (tmp_path / "marks.jsonl").read_text().splitlines()]
     assert [mark["step"] for mark in marks] == [*range(1, 31), 30]
     assert marks[0]["train_s"] == 0  # the first step warms up
     after = marks[-1]["score"]
     assert after > before if chosen.higher_is_better else after < before
+
+
+def test_replicas_that_differ_are_tested_as_their_mean(tmp_path):
+    chosen = workload("cnn-digits")
+    for rank in range(3):
+        task = Task(chosen, 32, 4, 2, 0, rank, 3, torch.device("cpu"), marks=tmp_path / "marks.jsonl")
+        task.apart = True
+        model = task.model()
+        with torch.no_grad():
+            model[0].weight.add_(rank)
+        for _ in range(4):
+            task.stepped(model)
+    torch.manual_seed(0)
+    same = chosen.model()
+    torch.testing.assert_close(mean(tmp_path, 2)["0.weight"], same[0].weight.detach() + 1)
+    torch.testing.assert_close(mean(tmp_path, 4)["5.bias"], same[5].bias.detach())
+    score(tmp_path, chosen, torch.device("cpu"))
+    marks = [json.loads(line) for line in (tmp_path / "marks.jsonl").read_text().splitlines()]
+    assert [mark["step"] for mark in marks if "score" in mark] == [2, 4]
+    assert all(mark["loss"] > 0 for mark in marks if "score" in mark)
+    assert not list(tmp_path.glob("replica-*"))
 
 
 def write_idx(path, array, *, cut=0, head=b"\0\0\x08"):

@@ -1,4 +1,4 @@
-"""One run of one contender in a process of its own, so that it can be killed.
+"""One run of one contender in a process of its own, so that it can be killed; and its tests.
 
 `python -m paceline.bench.one SPEC_JSON PYTHON`, with the interpreter of its workers.
 """
@@ -29,6 +29,13 @@ def main() -> None:
     except PacelineError as error:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(1) from None
+    if spec["test_every"]:
+        import torch
+
+        from paceline.bench.score import score
+        from paceline.bench.workloads import workload
+
+        score(path.parent, workload(spec["workload"]), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 if __name__ == "__main__":

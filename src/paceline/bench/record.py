@@ -46,6 +46,7 @@ def figures(folder: Path, target: float, warm_up: int, higher_is_better: bool) -
         "samples_per_s": batch * len(steps_counted) / sum(steps_counted),
         "time_to_target_s": reached[0] if reached else None,
         "final_score": tests[-1][2] if tests else None,
+        "final_loss": next((m["loss"] for m in reversed(marks) if "loss" in m), None),
         "split": lab.split[-1] if lab.split else [],
         "plans": sum(a != b for a, b in pairwise(lab.split)),
         "overrun": lab.overrun,

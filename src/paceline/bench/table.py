@@ -96,7 +96,9 @@ def case_table(record: dict[str, Any], case: dict[str, Any]) -> list[str]:
     else:
         lines += ["", f"Workers alone: {_why(by_name['solo'])}."]
     head = ["contender", "median step, ms", "samples/s", "of solo sum", *(["of optimum"] if known else [])]
-    head += [*(["MB per step over a link"] if linked else []), "time to target", "final score", "plans", "last split"]
+    head += [*(["MB per step over a link"] if linked else []), "time to target", "final score"]
+    tested = any(rates(runs, "final_loss") for name, runs in by_name.items() if name != "solo")
+    head += [*(["final test loss"] if tested else []), "plans", "last split"]
     lines += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, runs in by_name.items():
         if name == "solo":
@@ -113,7 +115,8 @@ def case_table(record: dict[str, Any], case: dict[str, Any]) -> list[str]:
             row.append(f"{statistics.median(rates(runs, 'share_of_optimum')):.3f}")
         if linked:
             row.append(f"{statistics.median(rates(runs, 'link_bytes')) / 1e6:.2f}")
-        row += [_to_target(runs), _score(runs), str(max(rates(runs, "plans"))), str(rates_split(runs))]
+        row += [_to_target(runs), _score(runs), *([_score(runs, "final_loss")] if tested else [])]
+        row += [str(max(rates(runs, "plans"))), str(rates_split(runs))]
         failed = [run for run in runs if run["status"] != "ok"]
         if failed:
             row[0] += f" ({len(failed)} of {len(runs)} runs: {_why(failed)})"
@@ -150,8 +153,8 @@ def _to_target(runs: list[dict[str, Any]]) -> str:
     return text if len(reached) == len(done) else f"{text} ({len(reached)} of {len(done)})"
 
 
-def _score(runs: list[dict[str, Any]]) -> str:
-    found = rates(runs, "final_score")
+def _score(runs: list[dict[str, Any]], key: str = "final_score") -> str:
+    found = rates(runs, key)
     return f"{statistics.median(found):.3f}" if found else ""
 
 

@@ -12,7 +12,8 @@ from `task.train`, and calls `task.stepped(module)` after every optimizer step u
                 if task.stepped(model.module):
                     return
 
-Worker 0 keeps the time, in seconds of training: evaluation is left out, and everybody waits for it to end.
+Worker 0 keeps the time, in seconds of training. When a test is due it keeps its replica, and so does everybody if the contender
+says `task.apart = True` because replicas differ; they are tested after the run (`bench/score.py`).
 """
 
 from __future__ import annotations
@@ -134,11 +135,12 @@ class Task:
     train_rows: int | None = None
 
     def __post_init__(self) -> None:
-        train, test = self.workload.data()
+        train, _ = self.workload.data()
         if self.train_rows is not None:
             train = Rows(*(tensor[: self.train_rows] for tensor in train.tensors))
-        self.train, self._test = train.to(self.device), test.to(self.device)
+        self.train = train.to(self.device)
         self._file = self.marks.open("a", encoding="utf-8") if self.marks and self.rank == 0 else None
+        self.apart = False
         self._step, self._train_s = 0, 0.0
         self._since: float | None = None
 
@@ -157,7 +159,7 @@ class Task:
             return self.workload.loss(model, batch)
 
     def stepped(self, module: nn.Module) -> bool:
-        """A step has ended: note the time, test when it is due. True when the run is over.
+        """A step has ended: note the time, keep the replica when a test is due. True when the run is over.
 
         Args:
             module: the plain model, without what the contender wraps it in.
@@ -171,25 +173,13 @@ class Task:
             self._train_s += now - self._since
         self._step += 1
         self._write({"step": self._step, "train_s": self._train_s})
-        if testing:
-            self._evaluate(module)
+        if testing and self.marks and (self.rank == 0 or self.apart):
+            path = self.marks.parent / f"replica-{self._step}-{self.rank}.pt"
+            torch.save({name: value.cpu() for name, value in module.state_dict().items()}, path)
         if over and self._file is not None:
             self._file.close()
         self._since = time.perf_counter()
         return over
-
-    def _evaluate(self, module: nn.Module) -> None:
-        if self.rank == 0:
-            threads = torch.get_num_threads()
-            torch.set_num_threads(max(threads, 2))
-            module.eval()
-            with torch.no_grad():
-                score = self.workload.score(module, self._test)
-            module.train()
-            torch.set_num_threads(threads)
-            self._write({"step": self._step, "train_s": self._train_s, "score": score})
-        if self.size > 1 and torch.distributed.is_initialized():  # noqa: TID251 (contenders own their groups)
-            torch.distributed.barrier()  # noqa: TID251
 
     def _write(self, record: dict[str, float]) -> None:
         if self._file is not None:

@@ -9,6 +9,9 @@ With A the anchor (the same on every replica), y_m what replica m sent, w_m its 
 Replicas that are single workers are summed within the node first, then over nodes (`runtime/hops.py`). It goes in chunks, so that
 buffers stay small.
 
+An exchange that is waited for reads the model as it goes: only one under way holds a copy of what was sent, of the fragment that
+goes.
+
 What compression rounds off stays where it was: the workers of the node that rounded take A' as less by that much, divided by the
 node's weight, and send it with the next change. So nothing is lost, the weighted mean over replicas is untouched by any merge, and
 no memory is needed for it. (A node with less than a twentieth of the samples leaves out what the second hop rounds off.)
@@ -30,6 +33,7 @@ from paceline.errors import DisagreementError
 from paceline.policies.sync.outliers import drift, weigh
 from paceline.policies.sync.protocol import Round, Terms
 from paceline.runtime.codec import CODECS, Codec
+from paceline.runtime.flat import Flat
 from paceline.runtime.hops import NodeSum
 from paceline.runtime.topology import Topology
 
@@ -76,7 +80,8 @@ class _Job:
     lr: float
     codec: Codec
     plain: bool
-    ready: Any
+    held: bool
+    ready: Any = None
 
 
 class Exchange:
@@ -86,19 +91,18 @@ class Exchange:
         comm: the door to the other workers.
         topology: who is on which node.
         terms: how.
-        length: values of parameters.
-        tail: values of buffers after them; they are averaged as they are, in fp32, with every exchange.
-        pinned: keep the vectors in pinned memory.
+        flat: the model. Its buffers are averaged as they are, in fp32, with every exchange.
 
     Attributes:
         anchor: A, and once an exchange is over A'.
-        sent: y_m, and once an exchange is over A' - y_m.
+        sent: of what is exchanged while training goes on y_m, and once that is over A' - y_m: parameters, then buffers.
     """
 
-    def __init__(self, comm: Comm, topology: Topology, terms: Terms, length: int, tail: int, *, pinned: bool) -> None:
-        self._comm, self._terms, self._length, self._tail = comm, terms, length, tail
-        self.anchor = torch.zeros(length + tail, pin_memory=pinned)
-        self.sent = torch.zeros(length + tail, pin_memory=pinned)
+    def __init__(self, comm: Comm, topology: Topology, terms: Terms, flat: Flat) -> None:
+        self._comm, self._terms, self._flat = comm, terms, flat
+        length, tail = self._length, self._tail = flat.length, flat.tail
+        self.anchor = flat.empty(length + tail)
+        self.sent = flat.empty(0)
         self.momentum = torch.zeros(length) if terms.outer_momentum else None
         self.replicas = topology.members if terms.level == "node" else tuple((rank,) for rank in range(comm.size))
         self.replica = next(number for number, part in enumerate(self.replicas) if comm.rank in part)
@@ -108,7 +112,8 @@ class Exchange:
         assert everybody is not None
         self._everybody: Team = everybody
         chunk = min(CHUNK, max(1, length + tail))
-        self._work = torch.zeros(chunk)
+        self._work, self._now = torch.zeros(chunk), flat.empty(0)
+        self._chunk = chunk
         self._left = torch.zeros(chunk) if terms.compress != "none" else None
         self._last = (math.nan, 0.0)  # how long the exchange before took, and its drift
         self._tick = 0
@@ -134,9 +139,10 @@ class Exchange:
         lr: float = 0.0,
         agree: bool = False,
         plain: bool = False,
+        held: bool = False,
         ready: Any = None,
     ) -> None:
-        """Exchange [start, end) of the parameters, and all buffers; `sent` holds them when `ready` has passed.
+        """Exchange [start, end) of the parameters, and all buffers.
 
         Args:
             start: first value.
@@ -146,17 +152,27 @@ class Exchange:
             lr: its learning rate; must be everybody's.
             agree: compress nothing.
             plain: average, whatever the outer optimizer.
-            ready: a CUDA event, or None.
+            held: `hold` has copied what goes, and training goes on; else the model stays as it is until this is over, and what
+                compression leaves is added to it on the way.
+            ready: a CUDA event after which the copy is there, or None.
         """
         assert self._job is None, "one exchange at a time"
         codec = CODECS["none" if agree else self._terms.compress]
-        self._job = _Job(start, end, samples, step_s, lr, codec, plain, ready)
+        self._job = _Job(start, end, samples, step_s, lr, codec, plain, held, ready)
         self._outcome, self._error = None, None
         self._done.clear()
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="paceline-exchange", daemon=True)
             self._thread.start()
         self._jobs.put(self._job)
+
+    def hold(self, start: int, end: int) -> Any:
+        """Copy [start, end) of the parameters and all buffers; returns the event after which the copy is there, if any."""
+        count = end - start
+        if self.sent.numel() < count + self._tail:
+            self.sent = self._flat.empty(count + self._tail)
+        self._flat.read(self.sent, start, end, origin=start)
+        return self._flat.read(self.sent, self._length, self._length + self._tail, origin=self._length - count)
 
     def arrive(self) -> Outcome:
         """Wait until the exchange is over; it can still be taken in later."""
@@ -227,9 +243,21 @@ class Exchange:
         total = math.fsum(samples[rank] for rank in members)
         return weight * (samples[self._comm.rank] / total if total else 1.0 / len(members))
 
-    def _change(self, low: int, high: int) -> torch.Tensor:
+    def _sent(self, low: int, high: int, job: _Job) -> torch.Tensor:
+        """y."""
+        if job.held:
+            at = low - job.start if low < self._length else job.end - job.start + low - self._length
+            return self.sent[at : at + high - low]
+        if not self._now.numel():
+            self._now = self._flat.empty(self._chunk)
+        event = self._flat.read(self._now, low, high, origin=low)
+        if event is not None:
+            event.synchronize()
+        return self._now[: high - low]
+
+    def _change(self, low: int, high: int, sent: torch.Tensor) -> torch.Tensor:
         """A - y; in buffers nothing where both are the same: a mask of infinities has not changed."""
-        anchor, sent, out = self.anchor[low:high], self.sent[low:high], self._work[: high - low]
+        anchor, out = self.anchor[low:high], self._work[: high - low]
         torch.sub(anchor, sent, out=out)
         return out.masked_fill_(anchor == sent, 0.0) if low >= self._length else out
 
@@ -237,10 +265,12 @@ class Exchange:
         """Everybody's row: what it counts, how far it went, and what must be the same everywhere."""
         square, finite = 0.0, True
         for low in range(job.start, job.end, CHUNK):
-            change = self._change(low, min(low + CHUNK, job.end))
+            high = min(low + CHUNK, job.end)
+            change = self._change(low, high, self._sent(low, high, job))
             square += float(torch.dot(change, change))
         for low in range(self._length, self._length + self._tail, CHUNK):
-            finite &= bool(torch.isfinite(self._change(low, min(low + CHUNK, self._length + self._tail))).all())
+            high = min(low + CHUNK, self._length + self._tail)
+            finite &= bool(torch.isfinite(self._change(low, high, self._sent(low, high, job))).all())
         self._tick += 1
         length = math.sqrt(square) if math.isfinite(square) and finite else math.nan
         row = [job.samples, length, job.step_s, *self._last, self._tick, job.start, job.end, job.lr]
@@ -264,13 +294,13 @@ class Exchange:
         ]
 
     def _exchange(self, low: int, high: int, weight: float, job: _Job, *, tail: bool = False) -> tuple[float, int]:
-        """One chunk: from y to A' - y; returns the squared length of the mean change, and bytes sent to other nodes.
+        """One chunk: from A to A', from y to A' - y; returns the squared length of the mean change, and bytes sent to other nodes.
 
         Buffers (`tail`) differ between the workers of a node even if those are one replica, so each counts for itself.
         """
-        anchor, sent = self.anchor[low:high], self.sent[low:high]
+        anchor, sent = self.anchor[low:high], self._sent(low, high, job)
         codec = CODECS["none"] if tail else job.codec
-        total = self._change(low, high).mul_(weight) if weight else self._work[: high - low].zero_()
+        total = self._change(low, high, sent).mul_(weight) if weight else self._work[: high - low].zero_()
         if tail or self._alone:
             self._nodes.node.sum_(total).wait()
         left = self._left[: high - low].zero_() if self._left is not None and not codec.exact else None
@@ -282,11 +312,13 @@ class Exchange:
             momentum.mul_(self._terms.outer_momentum).add_(total)
             total.add_(momentum, alpha=self._terms.outer_momentum)
         anchor.sub_(total, alpha=1.0 if plain else self._terms.outer_lr)
-        if tail:
-            return 0.0, num_bytes  # the replica takes A' as it is
+        if tail or (codec.exact and not job.held):
+            return square, num_bytes  # the replica takes A' as it is
         torch.sub(anchor, sent, out=sent)
         if left is not None and self._node_weight:
             sent.sub_(left, alpha=1.0 / self._node_weight)
+        if not job.held:
+            self._flat.add(sent, low, high, origin=low)
         return square, num_bytes
 
     def state(self) -> dict[str, Any]:
@@ -317,11 +349,11 @@ class Exchange:
         kept = state["outcome"]
         if kept is None:
             return
-        self.sent.copy_(state["sent"])
+        self.sent = self._flat.empty(state["sent"].numel()).copy_(state["sent"])
         (start, end), (step_s, transfer_s, drifted), (took, num_bytes) = kept["span"], kept["round"], kept["took"]
         told = Round(step_s, transfer_s, drifted, tuple(kept["left_out"]))
         self._outcome = Outcome(
             start, end, kept["restart"], told, tuple(kept["weights"]), kept["reason"], took, num_bytes, kept["exact"]
         )
-        self._job = _Job(start, end, 0.0, 0.0, 0.0, CODECS["none"], False, None)
+        self._job = _Job(start, end, 0.0, 0.0, 0.0, CODECS["none"], plain=False, held=True)
         self._done.set()

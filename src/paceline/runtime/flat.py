@@ -38,29 +38,33 @@ class Flat:
         ]
         self.length = sum(view.numel() for view in self._parameters)
         self.tail = sum(view.numel() for view in self._buffers)
-        self.on_cuda = any(view.device.type == "cuda" for view in self._parameters)
+        self._device = next((view.device for view in self._parameters if view.device.type == "cuda"), None)
+        self.on_cuda = self._device is not None
 
-    def empty(self) -> torch.Tensor:
-        """A vector for everything; pinned where that makes copies faster."""
-        return torch.zeros(self.length + self.tail, pin_memory=self.on_cuda)
+    def empty(self, count: int | None = None) -> torch.Tensor:
+        """A vector for everything, or for `count` values; pinned where that makes copies faster."""
+        return torch.zeros(self.length + self.tail if count is None else count, pin_memory=self.on_cuda)
 
-    def _ranges(self, start: int, end: int) -> Iterator[tuple[torch.Tensor, slice, slice]]:
-        """The pieces of parameters and buffers that lie in [start, end), and where each lies in the vector."""
+    def _ranges(self, start: int, end: int, origin: int = 0) -> Iterator[tuple[torch.Tensor, slice, slice]]:
+        """The pieces of parameters and buffers that lie in [start, end), and where each lies in the vector from `origin` on."""
         offset = 0
         for view in (*self._parameters, *self._buffers):
             low, high = max(start, offset), min(end, offset + view.numel())
             if low < high:
-                yield view, slice(low - offset, high - offset), slice(low, high)
+                yield view, slice(low - offset, high - offset), slice(low - origin, high - origin)
             offset += view.numel()
 
-    def read(self, out: torch.Tensor, start: int, end: int) -> torch.cuda.Event | None:
-        """Copy the model's [start, end) into `out`; on CUDA the copy is under way until the event has passed."""
-        for view, inner, outer in self._ranges(start, end):
+    def read(self, out: torch.Tensor, start: int, end: int, origin: int = 0) -> torch.cuda.Event | None:
+        """Copy the model's [start, end) into `out`, whose first value is number `origin`.
+
+        On CUDA the copy is under way until the event has passed.
+        """
+        for view, inner, outer in self._ranges(start, end, origin):
             out[outer].copy_(view[inner], non_blocking=True)
         if not self.on_cuda:
             return None
         event = torch.cuda.Event()
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def write(self, values: torch.Tensor, start: int, end: int) -> None:
@@ -68,9 +72,9 @@ class Flat:
         for view, inner, outer in self._ranges(start, end):
             view[inner].copy_(values[outer])
 
-    def add(self, values: torch.Tensor, start: int, end: int) -> None:
-        """Add [start, end) of `values` to the model."""
-        for view, inner, outer in self._ranges(start, end):
+    def add(self, values: torch.Tensor, start: int, end: int, origin: int = 0) -> None:
+        """Add `values`, the first of which is number `origin`, to the model's [start, end)."""
+        for view, inner, outer in self._ranges(start, end, origin):
             view[inner].add_(values[outer].to(view.device))
 
     def mix(self, values: torch.Tensor, start: int, end: int, part: float) -> None:

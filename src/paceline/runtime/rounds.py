@@ -75,9 +75,7 @@ class Rounds:
         self._policy, self._comm, self._topology = policy, comm, topology
         self._optimizer, self._total, self._log = optimizer, total, log
         self._flat = Flat(module)
-        self.exchange = Exchange(
-            comm, topology, policy.terms, self._flat.length, self._flat.tail, pinned=self._flat.on_cuda
-        )
+        self.exchange = Exchange(comm, topology, policy.terms, self._flat)
         total.mates = topology.members[topology.node_of(comm.rank)]
         total.team = comm.teams(topology.members, "the gradient sum within a node", gradients=True)
         scope, self._state = policy.init()
@@ -151,11 +149,13 @@ class Rounds:
     def _do(self, action: Action) -> None:
         early = self._policy.terms.merge == "daso" and action.merge and action.send and not action.wait
         outcome = self._arrived() if action.merge and self.exchange.under_way else None
-        ready = self._snapshot(action) if early else None
+        ready = self.exchange.hold(*self._span(action.fragment)) if early else None
         if outcome is not None:
             self._take_in(outcome)
         if action.send:
-            self._send(action, ready if early else self._snapshot(action))
+            if not (early or action.wait):
+                ready = self.exchange.hold(*self._span(action.fragment))
+            self._send(action, ready)
             if action.wait:
                 self._take_in(self._arrived())
         if action.scope != self._total.scope:
@@ -169,13 +169,10 @@ class Rounds:
         parts = self._policy.terms.fragments
         return self._flat.length * fragment // parts, self._flat.length * (fragment + 1) // parts
 
-    def _snapshot(self, action: Action) -> Any:
+    def _send(self, action: Action, ready: Any = None, *, plain: bool = False) -> None:
         start, end = self._span(action.fragment)
-        self._flat.read(self.exchange.sent, start, end)
-        return self._flat.read(self.exchange.sent, self._flat.length, self._everything)
-
-    def _send(self, action: Action, ready: Any, *, plain: bool = False) -> None:
-        start, end = self._span(action.fragment)
+        if action.wait:
+            self._fence()
         # On CUDA the host runs ahead and catches up where it merges: only the mean tells.
         typical = statistics.fmean if self._flat.on_cuda else statistics.median
         step_s = typical(self._step_s) if self._step_s else 0.0
@@ -187,6 +184,7 @@ class Rounds:
             lr=float(self._optimizer.param_groups[0]["lr"]),
             agree=action.agree,
             plain=plain,
+            held=not action.wait,
             ready=ready,
         )
         self._total.processed, self._step_s, self._blocked = 0, [], action.wait
@@ -206,13 +204,14 @@ class Rounds:
         if outcome.restart:
             flat.write(exchange.anchor, 0, flat.length)
             self._zero_state()
-        elif self._blocked and (terms.compress == "none" or outcome.exact):
-            flat.write(exchange.anchor, start, end)
-        elif terms.merge == "daso" and not self._blocked:
+        elif self._blocked:
+            if outcome.exact:  # else what is left was added on the way
+                flat.write(exchange.anchor, start, end)
+        elif terms.merge == "daso":
             replicas, weight = len(exchange.replicas), 2 * max(1, self._sent_delay)
             flat.mix(exchange.anchor, start, end, replicas / (weight + replicas))
         else:
-            flat.add(exchange.sent, start, end)
+            flat.add(exchange.sent, start, end, origin=start)
         flat.write(exchange.anchor, flat.length, self._everything)
         self._fence()
         if terms.optimizer_state == "reset":
@@ -277,7 +276,7 @@ class Rounds:
         if self.exchange.under_way:
             self._take_in(self._arrived())
         action = Action(self._total.scope, send=True, wait=True, agree=True)
-        self._send(action, self._snapshot(action), plain=True)
+        self._send(action, plain=True)
         self._take_in(self._arrived())
         self._state = dataclasses.replace(self._state, since=0, age=-1)
         self.forget_time()

@@ -30,7 +30,7 @@ def train(task: Task) -> None:
     loader = DataLoader(task.train, task.batch_size // task.size, shuffle=True, drop_last=True, collate_fn=as_it_is)
     model, optimizer, loader = accelerator.prepare(plain, task.optimizer(plain.parameters()), loader)
     every = task.options.get("local_sgd", 1)
-    over = False
+    task.apart, over = every > 1, False
     with LocalSGD(accelerator=accelerator, model=model, local_sgd_steps=every, enabled=every > 1) as local_sgd:
         while not over:
             for batch in loader:

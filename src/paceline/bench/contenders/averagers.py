@@ -25,6 +25,7 @@ def train(task: Task) -> None:
     from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
     from torch.distributed.optim import PostLocalSGDOptimizer
 
+    task.apart = True
     dist.init_process_group("gloo")
     on_node = int(os.environ["LOCAL_WORLD_SIZE"])
     node, _ = dist.new_subgroups(group_size=on_node)

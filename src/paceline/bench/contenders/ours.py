@@ -1,7 +1,5 @@
 """paceline with one of its balance policies, `task.options["balance"]`, and of its sync policies, `task.options["sync"]`; what is
 under `wrap` goes to `pace.wrap`.
-
-Replicas that differ are tested as worker 0 has them, like those of every other contender.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ def train(task: Task) -> None:
         backend="gloo",
         seed=task.seed,
     )
+    task.apart = "sync" in task.options
     model = task.model()
     optimizer = task.optimizer(model.parameters())
     model = pace.wrap(model, optimizer, **task.options.get("wrap", {}))

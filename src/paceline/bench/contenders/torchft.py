@@ -31,8 +31,9 @@ def train(task: Task) -> None:
     from torchft.local_sgd import DiLoCo
 
     every = task.options.get("diloco", 0)
+    task.apart = every > 0
 
-    # Gradients do not pass through this group: it hands out an address, and is where the task waits for an evaluation.
+    # Gradients do not pass through this group: it hands out an address, and is where everybody waits at the end.
     dist.init_process_group("gloo")
     host = os.environ["MASTER_ADDR"]
     own = _address_towards(host)

@@ -3,12 +3,12 @@
 | name | within a node | between nodes | waits | extra fp32 copies of the parameters |
 |---|---|---|---|---|
 | `allreduce` (default) | every step | every step | every step | 0 |
-| `local` | after H steps | after H steps | for each exchange | 2 |
-| `post-local` | every step, later after H | the same | for each exchange | 2 |
-| `hierarchical` | every step | after H steps | for each exchange | 2 |
+| `local` | after H steps | after H steps | for each exchange | 1 |
+| `post-local` | every step, later after H | the same | for each exchange | 1 |
+| `hierarchical` | every step | after H steps | for each exchange | 1 |
 | `daso` | every step | every B steps, taken in W later | at the end of epochs | 2 |
 | `overlap` | every step | after H steps, taken in W later | at the end of epochs | 2 |
-| `diloco` | every step | after H steps, outer Nesterov | for each exchange, unless delayed | 3 |
+| `diloco` | every step | after H steps, outer Nesterov | for each exchange, unless delayed | 2; delayed 2 + 1 / fragments |
 """
 
 from __future__ import annotations
