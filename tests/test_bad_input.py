@@ -225,7 +225,7 @@ def plan_disagreement():
 
         def differs(rows, step):
             original(rows, step)
-            coordinator.book.add(Plan(step + 50, Fixed((1, 2, 3)), Fixed((1, 2, 3)).init(3), coordinator._limits))
+            coordinator.book.add(Plan(step + 50, Fixed((1, 2, 3)), Fixed((1, 2, 3)).init(3), coordinator._limits, 24))
 
         coordinator._decide = differs
     assert isinstance(pace.settings.policy, DeadBand)

@@ -9,8 +9,10 @@ from paceline.comm import Fault, LoopbackWorld
 from paceline.errors import NonFiniteError, PeerLost
 from paceline.events import EventLog
 from paceline.policies.balance import policy
+from paceline.policies.batch import Constant
 from paceline.runtime.coordinator import Coordinator
 from paceline.runtime.meter import CpuClock, Meter, StepTimes
+from paceline.runtime.sizing import Sizing
 from paceline.types import Limits
 from tests.test_comm import in_threads
 
@@ -55,7 +57,7 @@ def workers(
             comm,
             policy("affine"),
             limits or Limits.of(comm.size),
-            120,
+            Sizing(Constant(), 120, 10**6, EventLog(None)),
             every=every,
             horizon=horizon,
             log=EventLog(None),
@@ -175,7 +177,16 @@ def test_a_short_last_batch_alone_still_ends_the_epoch():
 
     def body(comm):
         meter = Told()
-        coordinator = Coordinator(comm, DBS, Limits.of(2), 120, every=3, horizon=0, log=EventLog(None), meter=meter)
+        coordinator = Coordinator(
+            comm,
+            DBS,
+            Limits.of(2),
+            Sizing(Constant(), 120, 10**6, EventLog(None)),
+            every=3,
+            horizon=0,
+            log=EventLog(None),
+            meter=meter,
+        )
         for step in range(7):
             coordinator.turn(step, 0)
             samples = coordinator.book.at(step).cut(120)[comm.rank]

@@ -29,9 +29,11 @@ if TYPE_CHECKING:
     from paceline.runtime.loader import Loader
     from paceline.runtime.meter import Meter, StepTimes
     from paceline.runtime.pace import Pace, init
+    from paceline.runtime.rates import BySamples
     from paceline.runtime.sampler import PlanSampler
 
 _HOME = {
+    "BySamples": "runtime.rates",
     "CheckpointError": "errors",
     "ConfigError": "errors",
     "DisagreementError": "errors",
@@ -65,6 +67,7 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "BySamples",
     "CheckpointError",
     "ConfigError",
     "DisagreementError",

@@ -12,14 +12,30 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError, unknown_name
 from paceline.policies.balance import AnyBalance, policy
+from paceline.policies.batch import AnyBatch, batch_policy
+from paceline.policies.batch.rates import check_rule
 from paceline.policies.sync import Sync, sync_policy
+
+CHECKS: dict[str, Callable[[str], object]] = {
+    "balance": policy,
+    "sync": sync_policy,
+    "batch": batch_policy,
+    "lr_rule": check_rule,
+}
+
+
+def check_names(options: Mapping[str, Any]) -> None:
+    """Refuse names of policies that do not exist, before anything starts; objects and None pass."""
+    for name, check in CHECKS.items():
+        if isinstance(options.get(name), str):
+            check(options[name])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +45,8 @@ class Settings:
     Args:
         balance: name of a balance policy, or the policy itself.
         sync: name of a sync policy, with settings after a colon ("overlap:h=8,compress=int8"), or the policy itself.
+        batch: name of a batch policy, with settings after a colon ("noise-scale:most=4096"), or the policy itself.
+        lr_rule: what becomes of the learning rate when the batch changes: "none", "linear", "sqrt" or "adascale".
         nodes: which workers are on which node: "2,2", or lists of workers; None goes by the names of hosts.
         seed: decides the order of samples, together with the epoch.
         run_dir: folder for the event log; None keeps none.
@@ -43,6 +61,8 @@ class Settings:
 
     balance: str | AnyBalance = "affine"
     sync: str | Sync = "allreduce"
+    batch: str | AnyBatch = "constant"
+    lr_rule: str = "none"
     nodes: str | tuple[tuple[int, ...], ...] | None = None
     seed: int = 0
     run_dir: str | None = None
@@ -65,10 +85,7 @@ class Settings:
         for cap in caps:
             if cap is not None and (not isinstance(cap, int) or isinstance(cap, bool) or cap < 1):
                 raise ConfigError(f"max_local_batch must be whole numbers, at least 1; got {cap!r}")
-        if isinstance(self.balance, str):
-            policy(self.balance)  # an unknown name is refused here, before anything starts
-        if isinstance(self.sync, str):
-            sync_policy(self.sync)
+        check_names({name: getattr(self, name) for name in CHECKS})
 
     @property
     def policy(self) -> AnyBalance:
@@ -80,13 +97,17 @@ class Settings:
         """The sync policy itself."""
         return sync_policy(self.sync) if isinstance(self.sync, str) else self.sync
 
+    @property
+    def batch_policy(self) -> AnyBatch:
+        """The batch policy itself."""
+        return batch_policy(self.batch) if isinstance(self.batch, str) else self.batch
+
     def plain(self) -> dict[str, Any]:
         """As JSON values, for the event log and the handshake."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        if not isinstance(self.balance, str):
-            values["balance"] = repr(self.balance)
-        if not isinstance(self.sync, str):
-            values["sync"] = repr(self.sync)
+        for name in ("balance", "sync", "batch"):
+            if not isinstance(values[name], str):
+                values[name] = repr(values[name])
         if isinstance(self.nodes, tuple):
             values["nodes"] = [list(part) for part in self.nodes]
         if isinstance(self.max_local_batch, tuple):
@@ -94,6 +115,7 @@ class Settings:
         return values
 
 
+_WORDS = {"balance", "sync", "batch", "lr_rule", "nodes", "run_dir", "device", "backend"}
 NAMES = tuple(f.name for f in fields(Settings))
 PLACES = {"run_dir", "device", "backend", "max_local_batch"}  # may differ from worker to worker
 
@@ -131,9 +153,7 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
         text = environ.get(f"PACELINE_{name.upper()}")
         if text is None:
             continue
-        found[name] = (
-            text if name in ("balance", "sync", "nodes", "run_dir", "device", "backend") else _number(name, text)
-        )
+        found[name] = text if name in _WORDS else _number(name, text)
     return found
 
 

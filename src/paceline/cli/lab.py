@@ -96,6 +96,8 @@ def describe(cluster: Cluster) -> str:
 @click.option("--cluster", required=True, help="A cluster file, or the name of one that ships.")
 @click.option("--balance", help="Balance policy, for scripts that call paceline.init().")
 @click.option("--sync", help="Sync policy, likewise.")
+@click.option("--batch", help="Batch policy, likewise.")
+@click.option("--lr-rule", help="The learning rate when the batch changes, likewise.")
 @click.option("--links", type=click.Choice(["paced"]), help="Emulate links between nodes without root.")
 @click.option("--run-dir", help="Folder for events, logs and the lab's record. [default: runs/DATE-SCRIPT]")
 @click.option(
@@ -109,24 +111,23 @@ def run(
     cluster: str,
     balance: str | None,
     sync: str | None,
+    batch: str | None,
+    lr_rule: str | None,
     links: str | None,
     run_dir: str | None,
     as_json: bool,
 ) -> None:
     """Run SCRIPT on every worker of a cluster emulated on this machine."""
+    from paceline.config import check_names
     from paceline.lab.start import lab_dir
-    from paceline.policies.balance import policy
-    from paceline.policies.sync import sync_policy
     from paceline.report.lab import read_lab
 
     path = checked_script(script)
-    if balance is not None:
-        policy(balance)
-    if sync is not None:
-        sync_policy(sync)
+    options = {"balance": balance, "sync": sync, "batch": batch, "lr_rule": lr_rule}
+    check_names(options)
     spec = choose(cluster, links)
     folder = new_run_dir(run_dir, path.stem)
-    start(spec, path, list(arguments), folder, {"balance": balance, "sync": sync}, quiet=as_json)
+    start(spec, path, list(arguments), folder, options, quiet=as_json)
     figures = read_lab(lab_dir(folder)).summary()
     if figures["overrun"] > 1.1:
         say(

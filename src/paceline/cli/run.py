@@ -9,8 +9,7 @@ import click
 
 from paceline.cli.screen import ProgressScreen, checked_script, new_run_dir, run_status, say
 from paceline.comm.launch import Job, launch
-from paceline.policies.balance import policy
-from paceline.policies.sync import sync_policy
+from paceline.config import check_names
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -20,6 +19,11 @@ from paceline.policies.sync import sync_policy
     "--sync",
     help="Sync policy: allreduce (default), local, post-local, hierarchical, daso, overlap, diloco; settings follow a colon: overlap:h=8,compress=int8.",
 )
+@click.option(
+    "--batch",
+    help="Batch policy: constant (default), schedule:0=256,50000=512, norm-test, inner-product, augmented, noise-scale; settings follow a colon: noise-scale:c=1,most=4096.",
+)
+@click.option("--lr-rule", help="The learning rate when the batch changes: none (default), linear, sqrt, adascale.")
 @click.option("--nodes", help="Workers on each node, in order: 2,2. [default: by host]")
 @click.option("--run-dir", help="Folder for events and logs. [default: runs/DATE-SCRIPT]")
 @click.option("--seed", type=int, help="Decides the order of samples.")
@@ -45,15 +49,12 @@ def command(
     torchrun as well.
     """
     path = checked_script(script)
-    if options["balance"] is not None:
-        policy(options["balance"])
-    if options["sync"] is not None:
-        sync_policy(options["sync"])
+    check_names(options)
     if nproc is None:
         import torch
 
         nproc = max(1, torch.cuda.device_count())
-    names = ("balance", "sync", "nodes", "seed", "replan_every", "granularity", "timeout_s")
+    names = ("balance", "sync", "batch", "lr_rule", "nodes", "seed", "replan_every", "granularity", "timeout_s")
     settings = {name: options[name] for name in names if options[name] is not None}
     if options["max_local_batch"] is not None:
         settings["max_local_batch"] = _caps(options["max_local_batch"])

@@ -19,12 +19,16 @@ from paceline.errors import ConfigError, DisagreementError, NonFiniteError
 from paceline.events import EventLog
 from paceline.policies.balance import AnyBalance
 from paceline.policies.balance.window import COLUMNS, observe
+from paceline.policies.batch import Size
 from paceline.runtime.meter import Meter, StepTimes
 from paceline.runtime.plans import Plan, PlanBook
+from paceline.runtime.sizing import Kept, Sizing
 from paceline.types import NO_CAP, Limits, from_plain, to_plain
 
 WARM_UP_STEPS = 1  # the first step pays for lazy initialisation and tells nothing about speed
-_HEAD = 5  # digest, learned cap, step of a non-finite gradient, step, epoch
+_HEAD = (
+    6  # digest, learned cap, step of a non-finite gradient, step, epoch, whether shares can be cut into micro-batches
+)
 
 
 class Coordinator:
@@ -34,7 +38,7 @@ class Coordinator:
         comm: the door to the other workers.
         policy: decides the split.
         limits: bounds given by the user.
-        total: the global batch.
+        sizing: decides the global batch.
         every: steps in a window.
         horizon: how many steps ahead batches are cut, the most of any worker.
         log: where decisions go.
@@ -43,6 +47,7 @@ class Coordinator:
 
     Attributes:
         lag: steps between sending times and reading everybody's; more where workers should not wait for each other.
+        micro: this worker cuts its share into micro-batches where it is too large for its memory.
     """
 
     def __init__(
@@ -50,7 +55,7 @@ class Coordinator:
         comm: Comm,
         policy: AnyBalance,
         limits: Limits,
-        total: int,
+        sizing: Sizing,
         *,
         every: int,
         horizon: int,
@@ -58,20 +63,21 @@ class Coordinator:
         meter: Meter,
         align: int = 1,
     ) -> None:
-        limits.check(total)
-        self._comm, self._policy, self._given, self._limits, self._total = comm, policy, limits, limits, total
+        limits.check(sizing.total)
+        self._comm, self._policy, self._given, self._limits, self.sizing = comm, policy, limits, limits, sizing
         self._every, self._horizon, self._log, self._meter, self._align = every, horizon, log, meter, align
         self._state = policy.init(comm.size)
-        self.book = PlanBook(Plan(0, policy, self._state, limits))
+        self.book = PlanBook(Plan(0, policy, self._state, limits, sizing.total))
         self._times: list[StepTimes] = []
         self._sizes: set[int] = set()  # batches this worker has had
         self._fresh: set[int] = set()  # steps that were the first of their size
-        self._under_way: PendingGather | _Kept | None = None
+        self._under_way: PendingGather | Kept | None = None
         self._asked: tuple[int, int, bool] = (0, 0, False)  # step, epoch, ends_epoch of the gather under way
         self._last_ask = 0
         self._poisoned_step = -1
         self._epoch_start = 0
         self.learned_cap = NO_CAP
+        self.micro, self._all_micro = False, False
         self.lag = 0
         self._log_plan(0, self.book.latest, "first plan: nothing measured yet", None, changed=True)
 
@@ -109,12 +115,49 @@ class Coordinator:
         if asks:
             self._ask(step, epoch, ends_epoch)
 
+    @property
+    def _total(self) -> int:
+        return self.book.latest.total
+
+    @property
+    def _width(self) -> int:
+        return _HEAD + self._every * len(COLUMNS)
+
+    @property
+    def room(self) -> int:
+        """The largest batch that fits the workers' memory: no bound, if all can cut their shares into micro-batches."""
+        return NO_CAP if self._all_micro else self._given.room
+
+    def resize(self, step: int, samples: list[float], rows: list[list[float]]) -> None:
+        """A round of local training has ended before `step`: decide the batch from its gradients' sketches."""
+        self._adopt(self.sizing.from_sketches(step, samples, rows, self.room), step)
+
+    def _adopt(self, size: Size | None, step: int) -> bool:
+        """Plan with another global batch from now on, if one is asked for."""
+        if size is None or size.total == self._total:
+            return False
+        before, self.sizing.total = self._total, size.total
+        self._limits = self._fitting(self._limits)
+        start = self._start(step)
+        self.book.add(Plan(start, self._policy, self._state, self._limits, size.total))
+        self.book.forget(step)
+        self._log.write(
+            "batch", step=step, start=start, total=size.total, before=before, reason=size.reason, noise=size.noise
+        )
+        return True
+
+    def _start(self, step: int) -> int:
+        """The first step no batch of which is cut yet."""
+        ahead = step + self._horizon - self._epoch_start
+        return self._epoch_start + -(-ahead // self._align) * self._align
+
     def _ask(self, step: int, epoch: int, ends_epoch: bool) -> None:
-        row = torch.full((_HEAD + self._every * len(COLUMNS),), float("nan"), dtype=torch.float64)
-        row[0] = self.book.digest(self._total)
+        row = torch.full((self._width + self.sizing.numbers(self._every),), float("nan"), dtype=torch.float64)
+        row[0] = self.book.digest()
         row[1] = self.learned_cap
         row[2] = self._poisoned_step
-        row[3], row[4] = step, epoch
+        row[3], row[4], row[5] = step, epoch, float(self.micro)
+        row[self._width :] = torch.tensor(self.sizing.pack(self._times, self._every), dtype=torch.float64)
         full = [times for times in self._times if times.full]
         recent = ([times for times in full if times.step not in self._fresh] or full)[-self._every :]
         for slot, times in enumerate(recent):
@@ -132,24 +175,26 @@ class Coordinator:
         self._check_place(rows[:, 3:5])
         self._check_digests(rows[:, 0])
         self._check_finite(rows[:, 2])
+        self._all_micro = bool(rows[:, 5].all())
         self._limits = self._with_learned(rows[:, 1])
-        times = rows[:, _HEAD:].reshape(len(rows), self._every, len(COLUMNS))
+        times = rows[:, _HEAD : self._width].reshape(len(rows), self._every, len(COLUMNS))
+        resized = self.sizing.measures and self._adopt(self.sizing.from_window(rows[:, self._width :], self.room), step)
         seen_step, epoch, ends_epoch = self._asked
         seen = observe(
             times, step=seen_step, epoch=epoch, ends_epoch=ends_epoch, total=self._total, limits=self._limits
         )
         self._log_window(times, seen)
         if not any(seen.samples) and not ends_epoch:
+            if resized:
+                self._log_plan(step, self.book.latest, "another batch, speeds as known", None, changed=True)
             return
         decision, self._state = self._policy.update(seen, self._state)
         current = self.book.latest
         changed = decision.split != current.cut(self._total) or current.limits != self._limits
         if changed:
-            ahead = step + self._horizon - self._epoch_start
-            start = self._epoch_start + -(-ahead // self._align) * self._align
-            self.book.add(Plan(start, self._policy, self._state, self._limits))
+            self.book.add(Plan(self._start(step), self._policy, self._state, self._limits, self._total))
             self.book.forget(step)
-        self._log_plan(step, self.book.latest, decision.reason, decision.predicted_s, changed=changed)
+        self._log_plan(step, self.book.latest, decision.reason, decision.predicted_s, changed=changed or resized)
 
     def _check_place(self, places: np.ndarray[Any, np.dtype[np.float64]]) -> None:
         found = [(int(step), int(epoch)) for step, epoch in places.tolist()]
@@ -194,8 +239,18 @@ class Coordinator:
         """The user's limits with lower caps, or as they are if the batch would not fit any more."""
         cap = tuple(min(pair) for pair in zip(self._given.cap, caps, strict=True))
         lower = tuple(min(pair) for pair in zip(self._given.lower, cap, strict=True))
-        limits = dataclasses.replace(self._given, cap=cap, lower=lower)
-        return limits if limits.room >= self._total else self._given
+        return self._fitting(dataclasses.replace(self._given, cap=cap, lower=lower))
+
+    def _fitting(self, limits: Limits) -> Limits:
+        """These limits if the batch fits them, else the user's, else those without caps: shares are cut into micro-batches."""
+        total = self.sizing.total
+        if limits.room >= total:
+            return limits
+        return (
+            self._given
+            if self._given.room >= total
+            else dataclasses.replace(self._given, cap=(NO_CAP,) * self._comm.size)
+        )
 
     def _log_plan(self, step: int, plan: Plan, reason: str, predicted_s: float | None, *, changed: bool) -> None:
         self._log.write(
@@ -206,7 +261,7 @@ class Coordinator:
             changed=changed,
             reason=reason,
             predicted_s=predicted_s,
-            digest=self.book.digest(self._total),
+            digest=self.book.digest(),
         )
 
     def _log_window(self, times: np.ndarray[Any, np.dtype[np.float64]], seen: Any) -> None:
@@ -237,15 +292,22 @@ class Coordinator:
         kept = None
         if self._under_way is not None:
             rows = self._under_way.wait()
-            self._under_way = _Kept(rows)
+            self._under_way = Kept(rows)
             kept = rows.tolist()
         return {
             "policy": self._policy.name,
             "size": self._comm.size,
             "state": to_plain(self._state),
             "plans": [
-                {"start": plan.start, "state": to_plain(plan.state), "cap": plan.limits.cap} for plan in self.book.plans
+                {
+                    "start": plan.start,
+                    "state": to_plain(plan.state),
+                    "cap": plan.limits.cap,
+                    "total": plan.total,
+                }
+                for plan in self.book.plans
             ],
+            "sizing": self.sizing.plain(),
             "under_way": kept,
             "asked": list(self._asked),
             "last_ask": self._last_ask,
@@ -267,16 +329,23 @@ class Coordinator:
         self._times, self._under_way, self._poisoned_step, self._last_ask = [], None, -1, step
         self._state = template = self._policy.init(self._comm.size)
         self._epoch_start = state["epoch_start"]
+        self.sizing.load(state["sizing"])
         try:
             if state["policy"] != self._policy.name or state["size"] != self._comm.size or own is None:
                 raise ConfigError("another run")
             learned = from_plain(template, state["state"])
             plans = [
-                Plan(plan["start"], self._policy, from_plain(template, plan["state"]), self._tightened(plan["cap"]))
+                Plan(
+                    plan["start"],
+                    self._policy,
+                    from_plain(template, plan["state"]),
+                    self._tightened(plan["cap"]),
+                    plan["total"],
+                )
                 for plan in state["plans"]
             ]
         except ConfigError:
-            self.book = PlanBook(Plan(0, self._policy, self._state, self._given))
+            self.book = PlanBook(Plan(0, self._policy, self._state, self._fitting(self._given), self.sizing.total))
             return (
                 f"saved by {state['size']} workers under {state['policy']!r}, resumed by {self._comm.size} under "
                 f"{self._policy.name!r}: speeds are measured anew"
@@ -287,20 +356,10 @@ class Coordinator:
             self.book.add(plan)
         self._limits = self.book.latest.limits
         kept = state["under_way"]
-        if kept is not None and len(kept[0]) == _HEAD + self._every * len(COLUMNS):
-            self._under_way = _Kept(torch.tensor(kept, dtype=torch.float64))
+        if kept is not None and len(kept[0]) == self._width + self.sizing.numbers(self._every):
+            self._under_way = Kept(torch.tensor(kept, dtype=torch.float64))
         asked_step, asked_epoch, ended = state["asked"]
         self._asked, self._last_ask = (asked_step, asked_epoch, bool(ended)), state["last_ask"]
-        self._times = [StepTimes(**times) for times in own["times"]]
+        self._times = [StepTimes(**{**times, "parts": tuple(map(tuple, times["parts"]))}) for times in own["times"]]
         self.learned_cap = own["learned_cap"]
         return None
-
-
-class _Kept:
-    """A gather that had finished, as if it were under way."""
-
-    def __init__(self, rows: torch.Tensor) -> None:
-        self._rows = rows
-
-    def wait(self) -> torch.Tensor:
-        return self._rows

@@ -18,10 +18,12 @@ import torch
 
 from paceline.comm import EXCHANGING, Comm, Team
 from paceline.errors import PacelineError
+from paceline.policies.batch.protocol import Needs
 from paceline.policies.sync import Scope
 from paceline.runtime.batches import each_tensor
 from paceline.runtime.compress import HalfSum
 from paceline.runtime.meter import Meter
+from paceline.runtime.sketch import Sketch
 
 SMALL = (torch.float16, torch.bfloat16)
 
@@ -59,6 +61,8 @@ class WeightedSum:
         mates: the workers on this node.
         processed: samples handed out so far; whoever counts them may set it back.
         backward_step: the step whose gradients were computed last.
+        measures: what is told to the meter about gradients, beyond whether they are finite.
+        sketch: takes a sketch of the gradient when one is due.
     """
 
     def __init__(self, comm: Comm, meter: Meter | None = None) -> None:
@@ -74,8 +78,13 @@ class WeightedSum:
         self.team: Team | None = None
         self.mates: tuple[int, ...] = (comm.rank,)
         self._current, self._of_node = 1.0 / comm.size, 1.0
+        self.measures: Needs = "nothing"
+        self.sketch: Sketch | None = None
         self._held: list[float] = []
-        self._under_way: list[tuple[Any, torch.futures.Future[torch.Tensor], torch.Tensor, torch.Tensor]] = []
+        self._under_way: list[
+            tuple[Any, torch.futures.Future[torch.Tensor], torch.Tensor, torch.Tensor, torch.Tensor | None]
+        ] = []
+        self._alone: list[torch.Tensor] = []
         self._inline = self._first = True
 
     def attach(self, ddp: Any) -> None:
@@ -141,11 +150,14 @@ class WeightedSum:
 
     def send(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Scale a flat piece of gradient, start its sum, and promise the result."""
-        weight = self.weight
+        weight, own = self.weight, None
         if weight == 0.0:
             buffer.zero_()  # not a multiplication: an idle worker's NaN must not spread
         elif self.scope == "all":
-            self.meter.norm(torch.linalg.vector_norm(buffer, dtype=torch.float32 if buffer.dtype in SMALL else None))
+            norm = _norm(buffer)
+            self.meter.norm(norm / (self._current * self.comm.size) if self.at_outputs else norm)
+            if self.measures == "inner":
+                own = buffer.clone()
             buffer.mul_(weight)
         elif weight != 1.0:  # a replica that is not finite is left out when replicas agree
             buffer.mul_(weight)
@@ -153,6 +165,7 @@ class WeightedSum:
         on_cuda = buffer.device.type == "cuda"
         future = torch.futures.Future(devices=[buffer.device] if on_cuda else None)
         if self.scope == "own":
+            self._alone.append(buffer)
             future.set_result(buffer)
             return future
         place = len(self._under_way)
@@ -163,7 +176,7 @@ class WeightedSum:
             work = self.half.start(buffer, place)
         else:
             work = self.comm.sum_(wire, place if self.half is None else self.half.lane(place))
-        self._under_way.append((work, future, buffer, wire))
+        self._under_way.append((work, future, buffer, wire, own))
         return future
 
     def count(self, numbers: torch.Tensor) -> Callable[[], None]:
@@ -185,7 +198,7 @@ class WeightedSum:
         """Wait for the sums and hand them over."""
         done, self._under_way = self._under_way, []
         first, self._first = self._first, False
-        for work, _, buffer, wire in done:
+        for work, _, buffer, wire, _ in done:
             work.wait()
             if wire is not buffer:
                 buffer.copy_(wire)
@@ -194,8 +207,19 @@ class WeightedSum:
         self._held.clear()
         self.meter.summed()
         self.comm.at(self.step, "updating")
-        for _, future, buffer, _ in done:
+        pieces, self._alone = [*self._alone, *(one[2] for one in done)], []
+        if self.scope == "all":
+            if self.measures != "nothing":
+                inners = [torch.dot(own.view(-1), buffer.view(-1)) for _, _, buffer, _, own in done if own is not None]
+                self.meter.gradient([_norm(piece) for piece in pieces], inners)
+        elif self.sketch is not None and self.sketch.due:
+            self.sketch.take(pieces, self.samples)
+        for _, future, buffer, _, _ in done:
             future.set_result(buffer)
+
+
+def _norm(piece: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(piece, dtype=torch.float32 if piece.dtype in SMALL else None)
 
 
 def weighted_hook(state, bucket):  # type: ignore[no-untyped-def]

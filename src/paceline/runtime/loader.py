@@ -13,6 +13,7 @@ from paceline.comm import Comm
 from paceline.config import Settings
 from paceline.errors import CheckpointError, ConfigError
 from paceline.events import EventLog
+from paceline.policies.batch import AnyBatch
 from paceline.runtime import order as orders
 from paceline.runtime.batches import to_device
 from paceline.runtime.coordinator import Coordinator
@@ -20,6 +21,7 @@ from paceline.runtime.handshake import agree, fingerprint
 from paceline.runtime.hook import WeightedSum
 from paceline.runtime.meter import Meter
 from paceline.runtime.sampler import Cursor, PlanSampler
+from paceline.runtime.sizing import Sizing
 from paceline.types import Limits
 
 
@@ -30,12 +32,14 @@ class Loader:
     after a resume in mid-epoch the first `for` goes on with exactly the samples that were left.
 
     Attributes:
-        batch_size: the global batch.
+        batch_size: the global batch to begin with; `batch` is the one in force.
         epoch: see above.
         step: the number of the next step, counted over all epochs.
         ends_epoch: whether the batch handed out last is the last of its epoch.
         ends_update: whether an optimizer step follows it.
         after_batch: called when the loop is done with a batch.
+        cap: most samples this worker can hold, if there is such a bound.
+        before_batch: called with the number of a step and the global batch in force before it is handed out.
     """
 
     def __init__(
@@ -82,17 +86,22 @@ class Loader:
             },
         )
         self._order_agreed = 0
+        self.cap = everybody[comm.rank]["_cap"]
         limits = Limits.of(
             comm.size,
             lower=settings.min_local_batch,
             cap=tuple(one["_cap"] for one in everybody),
             granularity=settings.granularity,
         )
+        self._planned = settings.batch_policy.planned
+        first = self._planned(0, 0)
+        sizing = Sizing(settings.batch_policy, min(batch_size if first is None else first, length), length, log)
+        _check_batch(settings.batch_policy, limits, batch_size, length, accumulate)
         self.coordinator = Coordinator(
             comm,
             settings.policy,
             limits,
-            min(batch_size, length),
+            sizing,
             every=settings.replan_every,
             horizon=max(one["_horizon"] for one in everybody),
             log=log,
@@ -100,10 +109,11 @@ class Loader:
             align=accumulate,
         )
         self._sampler = PlanSampler(
-            order, batch_size, rank=comm.rank, cut=self._cut, drop_last=drop_last, ghost=settings.min_local_batch
+            order, self._size, rank=comm.rank, cut=self._cut, drop_last=drop_last, ghost=settings.min_local_batch
         )
         self.ends_epoch = self.ends_update = False
         self.after_batch: Callable[[], None] = lambda: None
+        self.before_batch: Callable[[int, int], None] = lambda step, size: None
         self._seed = settings.seed
         self._generator = torch.Generator()
         self._left: Cursor | None = None
@@ -135,9 +145,19 @@ class Loader:
         return self._sampler.cursor.step
 
     @property
+    def samples(self) -> int:
+        """Samples handed out so far, to all workers, over all epochs."""
+        return self._sampler.cursor.samples
+
+    @property
+    def batch(self) -> int:
+        """The global batch of the next step."""
+        return self._size(self.step, self.samples)
+
+    @property
     def split(self) -> tuple[int, ...]:
         """How the next full global batch will be divided."""
-        return self._cut(self.step, self.batch_size)
+        return self._cut(self.step, self.batch)
 
     @property
     def sampler(self) -> PlanSampler:
@@ -149,8 +169,12 @@ class Loader:
         self._sampler.set_epoch(epoch)
 
     def __len__(self) -> int:
-        """Steps in an epoch."""
+        """Steps in an epoch, if the batch stays as it is."""
         return len(self._sampler)
+
+    def _size(self, step: int, samples: int) -> int:
+        planned = self._planned(step, samples)
+        return planned if planned is not None else self.coordinator.book.at(step).total
 
     def _cut(self, step: int, total: int) -> tuple[int, ...]:
         return self.coordinator.book.at(step).cut(total)
@@ -159,26 +183,26 @@ class Loader:
         """One epoch of batches, or what is left of the one that was interrupted by a save."""
         self._begin()
         cursor = self._sampler.cursor
-        totals = self._sampler.totals(cursor.epoch, cursor.position)
-        usual = min(self.batch_size, self._sampler.end(cursor.epoch))
         batches = iter(self._loader)
         finished = False
         try:
-            for total in totals:
+            self._sampler.begin(cursor)
+            while not cursor.over:
                 self._comm.at(cursor.step, "waiting for data")
                 self._turn(cursor)
                 batch = self._fetch(batches, cursor)
+                size, total = self._sampler.total(cursor)
                 plan = self.coordinator.book.at(cursor.step)
                 split = plan.cut(total)
                 mine = split[self._comm.rank]
-                self._meter.batch(cursor.step, mine, full=total == usual)
+                self._meter.batch(cursor.step, mine, full=total == size)
                 weights = plan.weights(split)
                 of_node = sum(weights[mate] for mate in self._total.mates)
                 self._total.weigh(weights[self._comm.rank], cursor.step, mine, of_node)
                 self._comm.at(cursor.step, "computing")
-                cursor.position += total
-                cursor.step += 1
-                self.ends_epoch = cursor.position >= self._sampler.end(cursor.epoch)
+                self.before_batch(cursor.step, size)
+                self._sampler.advance(cursor, size, total)
+                self.ends_epoch = cursor.over
                 self.ends_update = self.ends_epoch or self.coordinator.aligned(cursor.step)
                 yield batch
                 self.after_batch()
@@ -213,7 +237,7 @@ class Loader:
     def _begin(self) -> None:
         self.after_batch()  # of a batch the loop was left at
         if self._left is self._sampler.cursor:  # the loop was left before the epoch's end: the next one begins
-            self._sampler.cursor = Cursor(epoch=self.epoch + 1, step=self.step)
+            self._sampler.cursor = self._left.next_epoch()
         cursor = self._sampler.cursor
         if self._own_order and cursor.epoch > self._order_agreed:
             agree(self._comm, "order of samples", {"order": orders.digest(self._order, cursor.epoch)})
@@ -230,7 +254,7 @@ class Loader:
         if finished:
             self.coordinator.turn(cursor.step, cursor.epoch, ends_epoch=True)
             self._log.write("epoch", epoch=cursor.epoch, step=cursor.step, samples=cursor.position)
-            self._sampler.cursor = Cursor(epoch=cursor.epoch + 1, step=cursor.step)
+            self._sampler.cursor = cursor.next_epoch()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands in the data, and what it has learned about the workers' speed."""
@@ -241,6 +265,8 @@ class Loader:
             "epoch": cursor.epoch,
             "position": cursor.position,
             "step": cursor.step,
+            "samples": cursor.samples,
+            "over": cursor.over,
             "order": orders.digest(self._order, cursor.epoch),
             "balance": self.coordinator.state(),
         }
@@ -265,14 +291,29 @@ class Loader:
                 f"the order of samples in epoch {epoch} differs from the one in the checkpoint: use the same seed, "
                 f"shuffle and sampler"
             )
-        cursor = Cursor(epoch=epoch, position=position, step=state["step"])
+        cursor = Cursor(epoch, position, state["step"], state["samples"], state["over"])
         self._sampler.cursor = cursor
         note = self.coordinator.load(state["balance"], own, state["step"])
         if note:
             self._log.write("note", text=note)
-        if position >= self._sampler.end(epoch):  # saved after the last step of an epoch: end it as the loop would have
+        if cursor.over:  # saved after the last step of an epoch: end it as the loop would have
             self._meter.fetch()
             self._end(cursor, finished=True)
+
+
+def _check_batch(policy: AnyBatch, limits: Limits, batch_size: int, length: int, accumulate: int) -> None:
+    if accumulate > 1 and policy.name != "constant":
+        raise ConfigError(
+            f"batch={policy.name!r} changes the global batch, accumulate={accumulate} counts batches of one size: leave accumulate "
+            f"out. Beyond a worker's memory pace.step cuts shares into micro-batches by itself"
+        )
+    points = getattr(policy, "points", ())
+    if points and points[0][1] != batch_size:
+        raise ConfigError(f"a schedule begins with the loader's batch_size={batch_size}; got {points[0][1]}")
+    for _, batch in points:
+        if batch > length:
+            raise ConfigError(f"a schedule's batches must not exceed the dataset: got {batch} for {length} samples")
+        limits.check(batch)
 
 
 def _own_cap(settings: Settings, comm: Comm) -> int | None:

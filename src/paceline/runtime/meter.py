@@ -21,7 +21,11 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """What one step cost this worker."""
+    """What one step cost this worker, and where gradients are measured what they were like.
+
+    `parts` are (samples, squared norm, inner product with the joint gradient) of what this worker computed, `joint` the squared norm
+    of the joint gradient.
+    """
 
     step: int
     samples: int
@@ -31,6 +35,8 @@ class StepTimes:
     optimizer_s: float
     full: bool = True
     finite: bool = True
+    parts: tuple[tuple[float, float, float], ...] = ()
+    joint: float = math.nan
 
     @property
     def busy_s(self) -> float:
@@ -94,6 +100,9 @@ class _Marks:
     updated: Any = None
     closed: Any = None
     norms: list[torch.Tensor] = field(default_factory=list)
+    joints: list[torch.Tensor] = field(default_factory=list)
+    inners: list[torch.Tensor] = field(default_factory=list)
+    parts: Any = None
     updated_once: bool = False
 
 
@@ -132,12 +141,7 @@ class Meter:
         """The last gradients are ready to be sent."""
         if self._open is not None:
             self._open.ready = self._clock.mark()
-            on_gpu = [norm for norm in self._open.norms if norm.device.type == "cuda"]
-            if on_gpu:  # one copy for all of them
-                joined = torch.stack(on_gpu)
-                host = torch.empty(joined.shape, dtype=joined.dtype, pin_memory=True)
-                host.copy_(joined, non_blocking=True)
-                self._open.norms = [*(norm for norm in self._open.norms if norm.device.type != "cuda"), host]
+            self._open.norms = _on_host(self._open.norms)
 
     def summed(self) -> None:
         """The sum over all workers has arrived."""
@@ -154,6 +158,21 @@ class Meter:
         """The norm of a part of this worker's own gradient; only whether it is finite is used here."""
         if self._open is not None:
             self._open.norms.append(value)
+
+    def gradient(
+        self, norms: list[torch.Tensor], inners: list[torch.Tensor], parts: torch.Tensor | None = None
+    ) -> None:
+        """The joint gradient, in pieces: their norms and their inner products with this worker's own.
+
+        Args:
+            norms: of the pieces of the joint gradient.
+            inners: of the pieces; may be empty.
+            parts: where one worker computed several parts, (samples, squared norm, inner product) of each; else what `norm` was
+                told is the one part.
+        """
+        if self._open is not None:
+            self._open.joints, self._open.inners = _on_host(norms), _on_host(inners)
+            self._open.parts = None if parts is None else _on_host([parts])[0]
 
     def drop(self) -> None:
         """Forget the step under way (the loop was left)."""
@@ -193,4 +212,30 @@ class Meter:
             optimizer_s=max(0.0, between(summed, updated)),
             full=marks.full,
             finite=not poisoned,
+            parts=_parts(marks),
+            joint=_squares(marks.joints) if marks.joints else math.nan,
         )
+
+
+def _parts(marks: _Marks) -> tuple[tuple[float, float, float], ...]:
+    if marks.parts is not None:
+        return tuple((b, square, inner) for b, square, inner in marks.parts.view(-1, 3).tolist())
+    if not marks.joints or not marks.samples:
+        return ()
+    inner = math.fsum(float(value.sum()) for value in marks.inners) if marks.inners else math.nan
+    return ((float(marks.samples), _squares(marks.norms), inner),)
+
+
+def _squares(norms: list[torch.Tensor]) -> float:
+    return math.fsum(value * value for norm in norms for value in norm.view(-1).tolist())
+
+
+def _on_host(values: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same numbers where they can be read later without waiting: one copy for all that are on a GPU."""
+    on_gpu = [value for value in values if value.device.type == "cuda"]
+    if not on_gpu:
+        return values
+    joined = torch.stack(on_gpu)
+    host = torch.empty(joined.shape, dtype=joined.dtype, pin_memory=True)
+    host.copy_(joined, non_blocking=True)
+    return [*(value for value in values if value.device.type != "cuda"), host]

@@ -25,6 +25,7 @@ from paceline.errors import CheckpointError, ConfigError
 from paceline.events import SCHEMA, EventLog, events_path
 from paceline.policies.balance import AnyBalance
 from paceline.policies.balance.shares import split_by_shares
+from paceline.policies.batch import AnyBatch
 from paceline.policies.sync import Sync
 from paceline.process import NODE, die_with_launcher
 from paceline.runtime import checkpoint, randomness
@@ -38,6 +39,7 @@ from paceline.runtime.losses import Losses
 from paceline.runtime.memory import explain, is_out_of_memory
 from paceline.runtime.meter import Meter
 from paceline.runtime.model import PacedModel, wrap
+from paceline.runtime.rates import Rates
 from paceline.runtime.rounds import Rounds, check
 from paceline.runtime.step import StepRunner
 from paceline.runtime.topology import by_label, declared
@@ -52,6 +54,8 @@ def init(
     *,
     balance: str | AnyBalance | None = None,
     sync: str | Sync | None = None,
+    batch: str | AnyBatch | None = None,
+    lr_rule: str | None = None,
     nodes: str | Sequence[Sequence[int]] | None = None,
     seed: int | None = None,
     run_dir: str | os.PathLike[str] | None = None,
@@ -71,6 +75,9 @@ def init(
         balance: name of a balance policy ("affine", "equal", "fixed:1,2", "dbs", "dp", "edp"), or the policy itself.
         sync: name of a sync policy ("allreduce", "local", "post-local", "hierarchical", "daso", "overlap", "diloco"), with
             settings after a colon ("overlap:h=8,compress=int8"), or the policy itself.
+        batch: name of a batch policy ("constant", "schedule", "norm-test", "inner-product", "augmented", "noise-scale"), with
+            settings after a colon ("noise-scale:c=1,most=4096"), or the policy itself.
+        lr_rule: what becomes of the learning rate when the batch changes: "none", "linear", "sqrt", "adascale".
         nodes: which workers are on which node: "2,2", or lists of workers; by default by the names of hosts.
         seed: decides the order of samples.
         run_dir: folder for the event log; none is kept without.
@@ -142,6 +149,7 @@ class Pace:
         if settings.run_dir is not None:
             self._log = EventLog(events_path(Path(settings.run_dir), comm.rank))
         self._losses = Losses(comm, self._log)
+        self._rates = Rates(settings.lr_rule, self._log)
         self._log.write(
             "start",
             schema=SCHEMA,
@@ -204,6 +212,8 @@ class Pace:
             self._rounds = Rounds(policy, self.comm, self.topology, model, optimizer, self._total, self._log)
         if optimizer is not None:
             self._optimizer = optimizer
+            if self.settings.lr_rule != "none":
+                self._hooks += self._rates.attach(optimizer)
             self._hooks.append(optimizer.register_step_post_hook(self._after_update))
         return self._model
 
@@ -302,8 +312,15 @@ class Pace:
             **dataloader,
         )
         self._loader.after_batch = self._after_batch
+        policy = self.settings.batch_policy
+        self._total.measures = policy.needs
         if self._rounds is not None:
             self._loader.coordinator.lag = self.settings.replan_every
+            if policy.needs != "nothing":
+                self._rounds.probe(policy.at == "last", self._loader.coordinator.resize)
+        self._rates.begin(batch_size)
+        sizing = self._loader.coordinator.sizing
+        self._loader.before_batch = lambda step, size: self._rates.follow(step, size, sizing.noise)
         return self._loader
 
     def _loader_settings(self, batch_size: int) -> Settings:
@@ -331,7 +348,11 @@ class Pace:
         if self._model is None:
             raise ConfigError("pace.step needs a wrapped model: call pace.wrap(model, optimizer) first")
         if self._runner is None:
-            self._runner = StepRunner(self._model, self._total, self._recovered)
+            cap = None
+            if self._loader is not None:
+                cap = self._loader.cap
+                self._loader.coordinator.micro = True
+            self._runner = StepRunner(self._model, self._total, self._recovered, cap)
         return self._runner.run(fn, batch, self._total.samples or num_samples(batch))
 
     def _recovered(self, samples: int, fits: int, micro_batches: int) -> None:

@@ -18,6 +18,8 @@ from paceline.policies.sync import Action, Moment, Round, Sync, SyncState
 from paceline.runtime.exchange import Exchange, Outcome
 from paceline.runtime.flat import Flat
 from paceline.runtime.hook import WeightedSum
+from paceline.runtime.sizing import Probe
+from paceline.runtime.sketch import Sketch
 from paceline.runtime.topology import Topology
 from paceline.types import from_plain, to_plain
 
@@ -87,6 +89,8 @@ class Rounds:
         self._sent_delay, self._waited_s = 0, 0.0
         self._blocked = False  # the exchange under way is waited for where it was sent
         self._depth = 0  # of consensus
+        self._probe: Probe | None = None
+        self._resize: Callable[[int, list[float], list[list[float]]], None] = lambda *_: None
         self.refresh()
         self._hook = module.register_load_state_dict_post_hook(lambda *_: self.refresh())
 
@@ -96,6 +100,12 @@ class Rounds:
             self.exchange.take()
         self._flat.read(self.exchange.anchor, 0, self._everything)
         self._fence()
+
+    def probe(self, last: bool, resize: Callable[[int, list[float], list[list[float]]], None]) -> None:
+        """Look at the gradients of one step of each round, and tell `resize` (samples, sketch) of all replicas at its end."""
+        self._total.sketch = Sketch()
+        self._probe = Probe(self._comm, self._total.sketch, self.exchange.replicas, last=last)
+        self._resize = resize
 
     @property
     def _several(self) -> bool:
@@ -139,6 +149,13 @@ class Rounds:
             )
             action, self._state = self._policy.update(seen, self._state)
             self._do(action)
+            if self._probe is not None and self.local:
+                last = self._state.since + 1 >= self._state.every
+                found = self._probe.after_step(
+                    self._step, ends=action.send, begins=action.merge or action.wait, next_ends=last
+                )
+                if found is not None:
+                    self._resize(self._total.step + 1, *found)
         elif ends_epoch:
             loss()
         now = time.perf_counter()
@@ -321,6 +338,7 @@ class Rounds:
             "settled": not self.exchange.under_way and (not self.local or self._total.processed == 0),
             "anchor": self.exchange.anchor if self.local else None,
             "momentum": self.exchange.momentum,
+            "probe": self._probe.state() if self._probe is not None else None,
         }
 
     def own_state(self) -> dict[str, Any]:
@@ -362,6 +380,8 @@ class Rounds:
                 self._total.scope = state["scope"] if self._several else "all"
             return "saved by other workers or under another sync policy: replicas start from the anchor, in a new round"
         self._state = from_plain(SyncState(), state["state"])
+        if self._probe is not None and state.get("probe") is not None:
+            self._probe.load(state["probe"])
         self._total.scope = state["scope"]
         self._flat.write(own["values"], 0, self._everything)
         self._optimizer.load_state_dict(own["optimizer"])

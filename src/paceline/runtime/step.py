@@ -27,13 +27,22 @@ BUCKET_BYTES = 25 * 2**20
 class StepRunner:
     """Runs steps for one wrapped model.
 
+    Where gradients are measured and this worker is alone, it computes its batch in two halves at least, and compares them.
+
     Args:
         model: from `Pace.wrap`.
         total: the weighted sum.
         recovered: called with (samples, samples that fit, number of micro-batches) after a recovery.
+        fits: most samples that are known to fit at once.
     """
 
-    def __init__(self, model: PacedModel, total: WeightedSum, recovered: Callable[[int, int, int], None]) -> None:
+    def __init__(
+        self,
+        model: PacedModel,
+        total: WeightedSum,
+        recovered: Callable[[int, int, int], None],
+        fits: int | None = None,
+    ) -> None:
         self._model, self._total, self._recovered = model, total, recovered
         self._buckets = _bucketed([p for p in model.module.parameters() if p.requires_grad])
         self._bucket_of = {p: number for number, bucket in enumerate(self._buckets) for p in bucket}
@@ -42,7 +51,8 @@ class StepRunner:
         self._sending = False
         for parameter in self._bucket_of:
             parameter.register_post_accumulate_grad_hook(self._accumulated)
-        self.fits: int | None = None
+        self.fits = fits
+        self._half: list[torch.Tensor] | None = None
 
     def run(self, fn: Callable[[Any], torch.Tensor], batch: Any, samples: int) -> torch.Tensor:
         """Compute, sum and leave the gradients in place; returns the mean loss of this worker's share.
@@ -57,10 +67,11 @@ class StepRunner:
         if self._model.broadcast_buffers and self._total.scope == "all":
             self._total.comm.broadcast_(list(self._model.module.buffers()))
         self._model.require_forward_param_sync = False
-        micro = min(samples, self.fits or samples)
+        alone = self._total.comm.size == 1 and self._total.measures != "nothing" and samples > 1
+        micro = min(samples, self.fits or samples, -(-samples // 2) if alone else samples)
         failed_at = 0
         while True:
-            loss, error = self._attempt(fn, batch, samples, micro)
+            loss, error = self._attempt(fn, batch, samples, micro, halve=alone)
             if loss is not None:
                 break
             failed_at = max(failed_at, micro)
@@ -75,19 +86,24 @@ class StepRunner:
             self.fits = micro
             self._recovered(samples, micro, -(-samples // micro))
         self._collect()
+        if self._half is not None:
+            self._compare(samples, micro)
         self._model.require_forward_param_sync = True
         return loss
 
     def _attempt(
-        self, fn: Callable[[Any], torch.Tensor], batch: Any, samples: int, micro: int
+        self, fn: Callable[[Any], torch.Tensor], batch: Any, samples: int, micro: int, *, halve: bool
     ) -> tuple[torch.Tensor | None, BaseException | None]:
         parameters = list(self._bucket_of)
+        self._half = None
         for parameter in parameters:
             parameter.grad = None
         loss = torch.zeros((), device=parameters[0].device)
         try:
             with self._model.no_sync():
                 for begin in range(0, samples, micro):
+                    if halve and begin == _middle(samples, micro):
+                        self._half = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]
                     part = cut(batch, begin, min(begin + micro, samples), samples)
                     self._sending = begin + micro >= samples
                     self._missing = [len(bucket) for bucket in self._buckets]
@@ -105,6 +121,32 @@ class StepRunner:
             self._sending = False
             self._total.release()
         return loss, None
+
+    def _compare(self, samples: int, micro: int) -> None:
+        """Tell the meter of both halves of a batch that one worker computed by itself."""
+        assert self._half is not None
+        first, self._half = self._half, None
+        share = _middle(samples, micro) / samples
+        whole = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._bucket_of]
+        square, inner, joint = (
+            sum((left.float() * right.float()).sum(dtype=torch.float64) for left, right in zip(one, other, strict=True))
+            for one, other in ((first, first), (first, whole), (whole, whole))
+        )
+        rest = joint - 2 * inner + square
+        parts = torch.stack(
+            [
+                torch.as_tensor(value, dtype=torch.float64, device=whole[0].device)
+                for value in (
+                    share * samples,
+                    square / share**2,
+                    inner / share,
+                    (1 - share) * samples,
+                    rest / (1 - share) ** 2,
+                    (joint - inner) / (1 - share),
+                )
+            ]
+        )
+        self._total.meter.gradient([torch.as_tensor(joint).sqrt()], [], parts)
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
         if not self._sending:
@@ -135,6 +177,11 @@ class StepRunner:
             if not times:
                 parameter.grad = None  # nobody used it: as in one process, the optimizer skips it
         self._sent = []
+
+
+def _middle(samples: int, micro: int) -> int:
+    """Where the second half of the micro-batches begins."""
+    return -(-samples // micro) // 2 * micro
 
 
 def _bucketed(parameters: list[torch.Tensor]) -> list[list[torch.Tensor]]:

@@ -1,0 +1,80 @@
+"""`inner-product`: grow until the gradient surely points downhill (Bollapragada, Byrd and Nocedal 2018).
+
+    Var_i(<g_i, g>) / B <= theta^2 ||g||^4
+
+The variance over samples comes from that over parts: sum_m b_m (<g_m, g> - ||g||^2)^2 / (M - 1).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from paceline.errors import ConfigError
+from paceline.policies.batch.noise import Averages, passed_over
+from paceline.policies.batch.protocol import Gradients, Needs, Size
+
+_DECAY = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class InnerProduct:
+    """The test along the gradient.
+
+    Args:
+        theta: how much of the step along the gradient its noise may be; 0.9 as published.
+    """
+
+    theta: float = 0.9
+
+    name = "inner-product"
+    needs: ClassVar[Needs] = "inner"
+    at: ClassVar[Literal["first", "last"]] = "first"
+
+    def __post_init__(self) -> None:
+        check_positive("theta", self.theta)
+
+    def init(self) -> Averages:
+        """Nothing seen."""
+        return Averages()
+
+    def planned(self, step: int, samples: int) -> int | None:
+        """It hangs on the gradients."""
+        return None
+
+    def wanted(self, seen: Gradients) -> tuple[float, str]:
+        """The batch asked for, and why."""
+        needed = along(seen) / (self.theta**2 * seen.joint**2)
+        return needed, f"along the gradient the variance asks for {math.ceil(needed)} samples at theta={self.theta:g}"
+
+    def update(self, seen: Gradients, state: Averages) -> tuple[Size, Averages]:
+        """Test one step."""
+        wrong = passed_over(seen)
+        if wrong or seen.joint <= 0:
+            skipped = state.skipped + (not seen.finite and len(seen.sizes) > 1)
+            return Size(seen.total, warning=wrong), dataclasses.replace(state, skipped=skipped)
+        state = state.add(seen, _DECAY)
+        needed, reason = self.wanted(seen)
+        if needed <= seen.total:
+            return Size(seen.total, noise=state.noise), state
+        return Size(math.ceil(needed), reason, state.noise), state
+
+
+def along(seen: Gradients) -> float:
+    """The variance of single samples' gradients along the mean, times ||g||^2."""
+    far = (b * (inner - seen.joint) ** 2 for b, inner in zip(seen.sizes, seen.inner, strict=True))
+    return math.fsum(far) / (len(seen.sizes) - 1)
+
+
+def across(seen: Gradients) -> float:
+    """The variance of single samples' gradients in all other directions."""
+    parts = zip(seen.sizes, seen.squares, seen.inner, strict=True)
+    return math.fsum(b * (square - inner**2 / seen.joint) for b, square, inner in parts) / (len(seen.sizes) - 1)
+
+
+def check_positive(name: str, value: object) -> None:
+    """A positive number, or a ConfigError."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0 or not math.isfinite(value):
+        raise ConfigError(f"{name} must be a positive number: the noise that is borne; got {value!r}")
