@@ -84,13 +84,7 @@ def equal(folder: Path, blocks: int) -> list[str]:
     result = run(Case("equal", "bench-equal", names, BATCH, blocks, 10, 20), folder)
     plain, ours = (settled(result, name) for name in names)
     base = statistics.median(plain)
-    # Blocks alternate: the ratio of neighbouring blocks is free of slow drifts of the machine.
-    size = 9
-    ratios = [
-        statistics.median(ours[i : i + size]) / statistics.median(plain[i : i + size])
-        for i in range(0, min(len(ours), len(plain)) - size + 1, size)
-    ]
-    median, spread = middle(ratios)
+    median, spread = middle(ratios(ours, plain))
     lines = [
         f"### Four equal workers, optimum {load('bench-equal').optimum(BATCH)[1] * 1e3:.1f} ms",
         "",
@@ -105,6 +99,33 @@ def equal(folder: Path, blocks: int) -> list[str]:
     ]
     lines += [f"Plan changes after warm-up: {len([s for s in changes(result, 'paceline affine') if s >= 20])}."]
     (folder / "equal.json").write_text(json.dumps(result))
+    return lines
+
+
+def ratios(ours: list[float], plain: list[float], size: int = 9) -> list[float]:
+    """Blocks alternate: the ratio of neighbouring blocks is free of slow drifts of the machine."""
+    return [
+        statistics.median(ours[i : i + size]) / statistics.median(plain[i : i + size])
+        for i in range(0, min(len(ours), len(plain)) - size + 1, size)
+    ]
+
+
+def measured(folder: Path, blocks: int) -> list[str]:
+    """What it costs to measure gradients for batch policies."""
+    names = ("paceline equal", "paceline equal, norms", "paceline equal, inner products")
+    result = run(Case("measured", "bench-equal", names, BATCH, blocks, 10, 20), folder)
+    plain = settled(result, names[0])
+    lines = [
+        "### Measuring gradients, four equal workers",
+        "",
+        "| contender | step, ms | against none |",
+        "|---|---|---|",
+    ]
+    for name in names:
+        steps = settled(result, name)
+        median, spread = middle(ratios(steps, plain))
+        lines.append(f"| {name} | {middle(steps)[0] * 1e3:.2f} | {median:.4f} ± {spread:.4f} |")
+    (folder / "measured.json").write_text(json.dumps(result))
     return lines
 
 
@@ -152,7 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
     parser.add_argument("--quick", action="store_true", help="fewer steps; for trying things out")
-    parser.add_argument("--only", choices=["unlike", "slowed", "equal", "planning"])
+    parser.add_argument("--only", choices=["unlike", "slowed", "equal", "measured", "planning"])
     options = parser.parse_args()
     folder = options.out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-bench"
     folder.mkdir(parents=True)
@@ -162,6 +183,7 @@ def main() -> None:
         "unlike": lambda: unlike(folder, blocks),
         "slowed": lambda: slowed(folder, 7),
         "equal": lambda: equal(folder, 2 * blocks),
+        "measured": lambda: measured(folder, 2 * blocks),
     }
     text = [f"Machine: {json.dumps(machine())}", ""]
     for name, part in parts.items():

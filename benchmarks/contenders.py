@@ -68,11 +68,11 @@ class Ddp:
 
 
 class Paceline:
-    """The same with paceline and a balance policy."""
+    """The same with paceline, a balance policy, and a batch policy that measures but is bound to the batch there is."""
 
-    def __init__(self, pacer: Pacer, total: int, repeat: int, balance: str) -> None:
+    def __init__(self, pacer: Pacer, total: int, repeat: int, balance: str, batch: str) -> None:
         device = torch.device("cpu")
-        self.pace = Pace(TorchComm(device, None, 60.0), Settings(balance=balance), device)
+        self.pace = Pace(TorchComm(device, None, 60.0), Settings(balance=balance, batch=batch), device)
         model = net()
         self._optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         self.model = self.pace.wrap(model, self._optimizer)
@@ -101,4 +101,7 @@ def make(name: str, pacer: Pacer, total: int, repeat: int, by_hand: tuple[int, .
         return Ddp(pacer, total, repeat, None)
     if name == "hand-tuned DDP":
         return Ddp(pacer, total, repeat, by_hand)
-    return Paceline(pacer, total, repeat, name.removeprefix("paceline "))
+    balance, _, measured = name.removeprefix("paceline ").partition(", ")
+    chosen = {"": "constant", "norms": "noise-scale", "inner products": "augmented"}[measured]
+    bound = f":least={total},most={total}" if measured else ""
+    return Paceline(pacer, total, repeat, balance, chosen + bound)

@@ -57,7 +57,7 @@ def numbered(count=COUNT):
 def train(options, loader_options=None, epochs=2, batch=24, stop=None, save=None, resume=None, step=False, width=32):
     SEEN.clear()
     with paceline.init(timeout_s=30, **options) as pace:
-        model = mlp(width=width)
+        model = mlp(width=width).to(pace.device)
         optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
         model = pace.wrap(model, optimizer)
         loader = pace.loader(numbered(), batch, **(loader_options or {}))
@@ -67,7 +67,7 @@ def train(options, loader_options=None, epochs=2, batch=24, stop=None, save=None
         history = []
         while loader.epoch < epochs:
             for x, y, number in loader:
-                before = flat(model.module).clone()
+                before = flat(model.module).cpu().clone()
                 if step:
                     pace.step(lambda part: F.cross_entropy(model(part[0]), part[1]), (x, y))
                 else:
@@ -79,8 +79,8 @@ def train(options, loader_options=None, epochs=2, batch=24, stop=None, save=None
                 history.append({"rows": mine, "before": before, "lr": optimizer.param_groups[0]["lr"]})
                 if stop is not None and loader.step == stop:
                     pace.save(save, scheduler=scheduler)
-                    return history, list(SEEN), flat(model.module)
-        return history, list(SEEN), flat(model.module)
+                    return history, list(SEEN), flat(model.module).cpu()
+        return history, list(SEEN), flat(model.module).cpu()
 
 
 def joined(results):
@@ -128,9 +128,14 @@ def expected(history_of_parts, before, width=32):
 def test_policies_see_what_one_process_computes_from_micro_batches(balance):
     """Value d, and for unequal parts too; a worker without samples is no part."""
     results = ranks.run(3, train, {"balance": balance, "batch": Told(), "replan_every": 3}, timeout_s=120)
+    assert len(results[0][1]) >= 9
+    check_seen(results)
+
+
+def check_seen(results):
+    """What policies saw is what one process computes, to the rounding of float32."""
     seen = results[0][1]
-    assert seen == results[1][1] == results[2][1]
-    assert len(seen) >= 9
+    assert all(result[1] == seen for result in results)
     for one in seen:
         step = [result[0][one.step] for result in results]
         sizes, squares, joint, inner = expected([s["rows"] for s in step], [s["before"] for s in step])
@@ -239,19 +244,23 @@ def test_shares_beyond_memory_go_in_micro_batches():
     assert {one.most for one in seen} == {24}  # a plain loop cannot go past what memory holds
 
 
-def test_one_worker_compares_the_halves_of_its_batch(tmp_path):
-    ((history, seen, _),) = ranks.run(
-        1, train, {"batch": Told(), "replan_every": 2}, None, 1, 25, None, None, None, True
-    )
-    assert len(seen) >= 3
+def check_halves(history, seen):
     for one in seen:
         rows, before = history[one.step]["rows"], history[one.step]["before"]
         half = -(-len(rows) // 2)
         sizes, squares, joint, inner = expected([rows[:half], rows[half:]], [before, before])
         assert one.sizes == sizes
-        assert one.squares == pytest.approx(squares, rel=1e-4)
-        assert one.joint == pytest.approx(joint, rel=1e-4)
-        assert one.inner == pytest.approx(inner, rel=1e-3, abs=1e-6)
+        assert one.squares == pytest.approx(squares, rel=1e-3)
+        assert one.joint == pytest.approx(joint, rel=1e-3)
+        assert one.inner == pytest.approx(inner, rel=1e-2, abs=1e-6)
+
+
+def test_one_worker_compares_the_halves_of_its_batch(tmp_path):
+    ((history, seen, _),) = ranks.run(
+        1, train, {"batch": Told(), "replan_every": 2}, None, 1, 25, None, None, None, True
+    )
+    assert len(seen) >= 3
+    check_halves(history, seen)
     # a plain loop has nothing to compare: the batch stays, and the log says why
     options = {"batch": "noise-scale", "replan_every": 2, "run_dir": str(tmp_path)}
     ((history, _, _),) = ranks.run(1, train, options, None, 1)

@@ -119,6 +119,16 @@ def test_the_split_by_hand():
 
 def test_a_contender_by_name():
     assert contender("affine+bf16").options == {"balance": "affine", "wrap": {"compress": "bf16"}}
+    assert contender("local:h=8+norm-test:eta=0.8,most=64+sqrt+b=32").options == {
+        "balance": "equal",
+        "sync": "local:h=8",
+        "batch": "norm-test:eta=0.8,most=64",
+        "lr_rule": "sqrt",
+        "batch_size": 32,
+    }
+    for wrong in ("affine+b=0", "affine+dbs", "affine+", "overlap+cubic"):
+        with pytest.raises(ConfigError, match="contender"):
+            contender(wrong)
     assert contender("hand-tuned").settings((3, 5)) == {"split": [3, 5]}
     assert contender("torchft-diloco").peer == "torchft"
     assert contender("overlap:h=8+affine").options == {"sync": "overlap:h=8", "balance": "affine"}
@@ -156,6 +166,19 @@ def test_a_workload_learns(name, tmp_path):
     assert marks[0]["train_s"] == 0  # the first step warms up
     after = marks[-1]["score"]
     assert after > before if chosen.higher_is_better else after < before
+
+
+def test_a_run_of_so_many_samples(tmp_path):
+    chosen = workload("cnn-digits")
+    task = Task(
+        chosen, 32, 10, 1, 0, 0, 1, torch.device("cpu"), marks=tmp_path / "marks.jsonl", samples=200, test_samples=100
+    )
+    model = task.model()
+    used = [30, 90, 120, 170, 230]
+    assert [task.stepped(model, samples) for samples in used] == [False, False, False, False, True]
+    assert {path.name for path in tmp_path.glob("replica-*")} == {"replica-3-0.pt", "replica-5-0.pt"}
+    marks = [json.loads(line) for line in (tmp_path / "marks.jsonl").read_text().splitlines()]
+    assert [mark["samples"] for mark in marks] == used
 
 
 def test_replicas_that_differ_are_tested_as_their_mean(tmp_path):
@@ -323,7 +346,7 @@ def test_a_record_of_the_future_and_no_record(tmp_path):
 
 
 def test_figures_of_a_run(tmp_path):
-    marks = [{"step": step, "train_s": 0.1 * (step - 1)} for step in range(1, 7)]
+    marks = [{"step": step, "train_s": 0.1 * (step - 1), "samples": 20 * step} for step in range(1, 7)]
     marks.insert(3, {"step": 3, "train_s": 0.2, "score": 0.7})
     marks.append({"step": 6, "train_s": 0.5, "score": 0.95})
     (tmp_path / "marks.jsonl").write_text("\n".join(map(json.dumps, marks)))

@@ -69,3 +69,14 @@ def test_a_policy_object_is_a_balance():
     settings = Settings(balance=Affine())
     assert settings.policy == Affine()
     assert "Affine" in settings.plain()["balance"]
+
+
+def test_a_recipe_stands_in_for_what_nobody_gave(tmp_path):
+    settings, sources = resolve({"recipe": "adaptive-local"}, {}, tmp_path)
+    assert (settings.sync, settings.batch) == ("local:h=16", "norm-test:eta=0.8,at=last")
+    assert settings.batch_policy.at == "last"
+    assert sources == {"recipe": "argument", "sync": "recipe", "batch": "recipe"}
+    settings, _ = resolve({"recipe": "adaptive-local"}, {"PACELINE_SYNC": "local:h=8"}, tmp_path)
+    assert settings.sync == "local:h=8"
+    with pytest.raises(ConfigError, match="did you mean 'adaptive-local'"):
+        resolve({}, {"PACELINE_RECIPE": "adaptive-lokal"}, tmp_path)

@@ -18,6 +18,7 @@ from paceline.lab import mps
 from paceline.lab.cluster import Cluster, Node, WorkerSpec
 from paceline.lab.start import Start, run_on
 from tests import ranks
+from tests import test_batch as batch
 from tests.nets import flat, mlp, points
 from tests.test_sync import against_reference, numbered
 
@@ -343,6 +344,31 @@ def test_compressed_sums_of_gpu_gradients():
     assert all(torch.equal(one, close[0]) for one in close)
     moved = (exact[0] - flat(mlp())).norm()
     assert 0 < (close[0] - exact[0]).norm() < 0.01 * moved
+
+
+def exact_arithmetic(*args):
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    return batch.train(*args)
+
+
+def test_gradients_measured_on_a_gpu_and_a_batch_that_changes():
+    told = {"balance": "fixed:1,2", "batch": batch.Told(), "replan_every": 3}
+    results = ranks.run(2, exact_arithmetic, told, timeout_s=120)
+    assert len(results[0][1]) >= 4
+    batch.check_seen(results)
+    changing = {"balance": "equal", "batch": batch.Told(batch.SIZES), "replan_every": 2}
+    results = ranks.run(2, exact_arithmetic, changing, None, 3, timeout_s=120)
+    batches = batch.joined(results)
+    assert len({len(one) for one in batches}) > 3
+    torch.testing.assert_close(results[0][2].double(), batch.alone(batches), rtol=1e-4, atol=1e-5)
+    apart = {"sync": "local:h=3", "batch": batch.Told((24, 48)), "balance": "equal"}
+    results = ranks.run(2, exact_arithmetic, apart, None, 2, timeout_s=120)
+    assert results[0][1] == results[1][1]
+    assert len({len(one) for one in batch.joined(results)}) > 1
+    alone = {"batch": batch.Told(), "replan_every": 2}
+    ((history, seen, _),) = ranks.run(1, exact_arithmetic, alone, None, 1, 25, None, None, None, True)
+    assert seen
+    batch.check_halves(history, seen)
 
 
 def local(sync, epochs=3):

@@ -21,6 +21,7 @@ from paceline.errors import ConfigError, unknown_name
 from paceline.policies.balance import AnyBalance, policy
 from paceline.policies.batch import AnyBatch, batch_policy
 from paceline.policies.batch.rates import check_rule
+from paceline.policies.recipes import recipe
 from paceline.policies.sync import Sync, sync_policy
 
 CHECKS: dict[str, Callable[[str], object]] = {
@@ -28,6 +29,7 @@ CHECKS: dict[str, Callable[[str], object]] = {
     "sync": sync_policy,
     "batch": batch_policy,
     "lr_rule": check_rule,
+    "recipe": recipe,
 }
 
 
@@ -47,6 +49,7 @@ class Settings:
         sync: name of a sync policy, with settings after a colon ("overlap:h=8,compress=int8"), or the policy itself.
         batch: name of a batch policy, with settings after a colon ("noise-scale:most=4096"), or the policy itself.
         lr_rule: what becomes of the learning rate when the batch changes: "none", "linear", "sqrt" or "adascale".
+        recipe: name of a published method, which stands in for settings that nobody gave.
         nodes: which workers are on which node: "2,2", or lists of workers; None goes by the names of hosts.
         seed: decides the order of samples, together with the epoch.
         run_dir: folder for the event log; None keeps none.
@@ -63,6 +66,7 @@ class Settings:
     sync: str | Sync = "allreduce"
     batch: str | AnyBatch = "constant"
     lr_rule: str = "none"
+    recipe: str | None = None
     nodes: str | tuple[tuple[int, ...], ...] | None = None
     seed: int = 0
     run_dir: str | None = None
@@ -115,7 +119,7 @@ class Settings:
         return values
 
 
-_WORDS = {"balance", "sync", "batch", "lr_rule", "nodes", "run_dir", "device", "backend"}
+_WORDS = {"balance", "sync", "batch", "lr_rule", "recipe", "nodes", "run_dir", "device", "backend"}
 NAMES = tuple(f.name for f in fields(Settings))
 PLACES = {"run_dir", "device", "backend", "max_local_batch"}  # may differ from worker to worker
 
@@ -144,6 +148,10 @@ def resolve(explicit: Mapping[str, Any], environ: Mapping[str, str], folder: Pat
                 value = tuple(tuple(part) for part in value)
             values[name] = value
             sources[name] = source
+    if values.get("recipe") is not None:
+        for name, value in recipe(values["recipe"]).items():
+            if name not in values:
+                values[name], sources[name] = value, "recipe"
     return Settings(**values), sources
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -32,14 +33,18 @@ from paceline.types import from_plain, to_plain
 BIG = 10**9
 
 
-def draw(random, sizes, mean, deviation, *, step=0, total=None, most=BIG):
+def seen_of(total, sizes=(), squares=(), joint=math.nan, inner=(), most=BIG, first=1):
+    return Gradients(
+        step=0, total=total, most=most, first=first, sizes=sizes, squares=squares, joint=joint, inner=inner
+    )
+
+
+def draw(random, sizes, mean, deviation, *, total=None):
     """Gradients of parts of these sizes: mean + noise of per-sample standard deviations `deviation`."""
     parts = [mean + deviation * random.standard_normal(len(mean)) / math.sqrt(b) for b in sizes]
     joint = sum(b * g for b, g in zip(sizes, parts, strict=True)) / sum(sizes)
-    return Gradients(
-        step,
+    return seen_of(
         total or sum(sizes),
-        most,
         tuple(map(float, sizes)),
         tuple(float(g @ g) for g in parts),
         float(joint @ joint),
@@ -82,9 +87,7 @@ def test_the_norm_test_settles_at_c_noise_scales(eta, c):
     assert policy.c == pytest.approx(c)
     total, state = 8, policy.init()
     for _ in range(60):  # without sampling noise: q and n at their means
-        seen = Gradients(
-            0, total, BIG, (total / workers,) * workers, (1 + workers * noise / total,) * workers, 1 + noise / total
-        )
+        seen = seen_of(total, (total / workers,) * workers, (1 + workers * noise / total,) * workers, 1 + noise / total)
         size, state = policy.update(seen, state)
         assert total <= size.total <= math.ceil(total / eta**2)
         total = size.total
@@ -116,9 +119,13 @@ def test_one_norm_test_never_grows_by_more_than_eta_allows(eta, parts, share):
     squares = tuple(s for _, s in parts)
     q = math.fsum(b * s for b, s in zip(sizes, squares, strict=True)) / math.fsum(sizes)
     total = int(sum(sizes))
-    seen = Gradients(0, total, BIG, sizes, squares, q * share)
+    seen = seen_of(total, sizes, squares, q * share)
     size, _ = NormTest(eta).update(seen, Averages())
     assert total <= size.total <= math.ceil(total / eta**2)
+    assert size.total > total or unbiased(seen)[0] <= eta**2 * seen.joint * total * (1 + 1e-9)
+    for policy in (InnerProduct(eta), Augmented(eta, eta)):
+        inner = dataclasses.replace(seen, most=10**5, inner=tuple(q * share for _ in sizes))
+        assert total <= policy.update(inner, Averages())[0].total <= max(total, 10**5)
     kept, _ = Bounds(NormTest(eta), most=total + 3).update(seen, Averages())
     assert total <= kept.total <= total + 3
 
@@ -130,7 +137,7 @@ def test_eta_of_one_never_grows_and_is_refused():
         with pytest.raises(ConfigError, match="eta must lie"):
             NormTest(eta)
     almost = NormTest(1 - 1e-9)
-    seen = Gradients(0, 64, BIG, (32.0, 32.0), (1e6, 1e6), 1.0)
+    seen = seen_of(64, (32.0, 32.0), (1e6, 1e6), 1.0)
     assert almost.update(seen, almost.init())[0].total <= 65
 
 
@@ -139,8 +146,12 @@ def test_the_inner_product_tests_are_those_over_single_samples():
     random = np.random.default_rng(3)
     rows = 0.3 + random.standard_normal((40, 12))
     mean = rows.mean(axis=0)
-    seen = Gradients(
-        0, 40, BIG, (1.0,) * 40, tuple((rows**2).sum(axis=1)), float(mean @ mean), tuple(float(v) for v in rows @ mean)
+    seen = seen_of(
+        40,
+        (1.0,) * 40,
+        tuple((rows**2).sum(axis=1)),
+        float(mean @ mean),
+        tuple(float(v) for v in rows @ mean),
     )
     inner = rows @ mean
     assert along(seen) == pytest.approx(inner.var(ddof=1))
@@ -172,7 +183,7 @@ def test_wrappers_hold_in():
 
             return Size(self.total, "because"), state
 
-    seen = Gradients(0, 100, 1000)
+    seen = seen_of(100, most=1000, first=80)
 
     def ask(wrapper, total, **kwargs):
         return wrapper(Asks(total), **kwargs).update(seen, ())[0]
@@ -190,6 +201,8 @@ def test_wrappers_hold_in():
     assert "most is 300" in ask(Bounds, 5000, most=300).reason
     assert ask(Bounds, 5, least=32).total == 32
     assert ask(Bounds, 100, most=60).total == 100  # nothing asked for: left alone
+    assert ask(Bounds, 70).total == 80  # the batch the run began with
+    assert ask(Bounds, 70, least=200).total == 100  # a bound above what there is does not make it grow
     both = Bounds(Hysteresis(Growth(Asks(10**6))), most=170).update(seen, ())[0]
     assert both.total == 170
 
@@ -198,9 +211,9 @@ def test_wrappers_hold_in():
 def test_what_tells_nothing_changes_nothing(name):
     policy = batch_policy(name)
     state = policy.init()
-    one = Gradients(0, 64, BIG, (64.0,), (1.0,), 1.0, (1.0,))
-    zero = Gradients(0, 64, BIG, (32.0, 32.0), (0.0, 0.0), 0.0, (0.0, 0.0))
-    bad = Gradients(0, 64, BIG, (32.0, 32.0), (math.nan, 1.0), math.inf, (0.0, math.nan))
+    one = seen_of(64, (64.0,), (1.0,), 1.0, (1.0,))
+    zero = seen_of(64, (32.0, 32.0), (0.0, 0.0), 0.0, (0.0, 0.0))
+    bad = seen_of(64, (32.0, 32.0), (math.nan, 1.0), math.inf, (0.0, math.nan))
     for seen, text in ((one, "at least two workers"), (zero, "gradient is zero"), (bad, "not finite")):
         size, state = policy.update(seen, state)
         assert size.total == 64

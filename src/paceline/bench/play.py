@@ -40,6 +40,7 @@ class Turn:
     seed: int
     batch_size: int
     target: float
+    usual_batch: int
 
     @property
     def place(self) -> str:
@@ -62,7 +63,8 @@ def turns(suite: Suite, *, limit: bool = True) -> Iterator[Turn]:
                 shift = number % len(suite.contenders)
                 order = [*suite.contenders[shift:], *suite.contenders[:shift]]
                 for one in [*([SOLO] if limit else []), *map(contender, order)]:
-                    yield Turn(name, cluster, one, seed, batch_size, target)
+                    own = one.options.get("batch_size", batch_size)
+                    yield Turn(name, cluster, one, seed, own, target, batch_size)
 
 
 def by_hand(cluster: Cluster, batch_size: int) -> tuple[int, ...]:
@@ -91,7 +93,7 @@ def check(suite: Suite) -> None:
 
     for name in suite.workloads:
         rows = len(workload(name).data()[0])  # a missing dataset is said now, not after an hour
-        batch_size = suite.batch_size or workload(name).batch_size
+        batch_size = max(turn.batch_size for turn in turns(suite, limit=False) if turn.workload == name)
         if batch_size > min(rows, suite.train_rows or rows):
             raise ConfigError(
                 f"batch_size must not exceed the rows to train on: {name} has {min(rows, suite.train_rows or rows)}, got "
@@ -158,6 +160,9 @@ def _run(turn: Turn, suite: Suite, folder: Path, python: str, tick: Callable[[],
         "steps": SOLO_STEPS if solo else suite.steps,
         "test_every": 0 if solo else suite.test_every,
         "train_rows": suite.train_rows,
+        "samples": None if solo else suite.samples,
+        "test_samples": None if solo else suite.test_samples,
+        "usual_batch": turn.usual_batch,
         "caps": [worker.max_local_batch for worker in cluster.workers],
     }
     path = folder.resolve() / "spec.json"

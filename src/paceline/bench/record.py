@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError
+from paceline.events import events_path
 from paceline.lab.probe import machine
 from paceline.lab.start import lab_dir
 from paceline.report.lab import read_lab
@@ -38,12 +39,15 @@ def figures(folder: Path, target: float, warm_up: int, higher_is_better: bool) -
         raise ConfigError(f"a run must make more than {warm_up + 1} steps to be measured, got {len(ends)}")
     reached = [at for _, at, score in tests if (score >= target if higher_is_better else score <= target)]
     lab = read_lab(lab_dir(folder))
-    batch = statistics.median(map(sum, lab.split)) if lab.split else 0
+    used = [int(mark["samples"]) for mark in marks if "score" not in mark]
     found: dict[str, Any] = {
         "step_s": steps,
         "tests": tests,
         "median_step_s": statistics.median(steps_counted),
-        "samples_per_s": batch * len(steps_counted) / sum(steps_counted),
+        "samples_per_s": (used[-1] - used[warm_up]) / sum(steps_counted),
+        "steps": len(ends),
+        "mean_batch": used[-1] / len(ends),
+        "rounds": _rounds(folder),
         "time_to_target_s": reached[0] if reached else None,
         "final_score": tests[-1][2] if tests else None,
         "final_loss": next((m["loss"] for m in reversed(marks) if "loss" in m), None),
@@ -58,6 +62,13 @@ def figures(folder: Path, target: float, warm_up: int, higher_is_better: bool) -
         ideal = lab.ideal_s[warm_up + 1 : len(steps) + 1]
         found["share_of_optimum"] = sum(ideal) / sum(steps_counted[: len(ideal)])
     return found
+
+
+def _rounds(folder: Path) -> int | None:
+    """Exchanges of a local method; None for others."""
+    path = events_path(folder, 0)
+    rounds = sum('"type": "round"' in line for line in path.open()) if path.is_file() else 0
+    return rounds or None
 
 
 def versions() -> dict[str, str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.errors import ConfigError, unknown_name
-from paceline.policies.balance import policy
+from paceline.errors import unknown_name
+from paceline.policies.balance import BALANCE, policy
+from paceline.policies.batch import BATCH, RULES, batch_policy
 from paceline.policies.sync import SYNC, sync_policy
 
 _SPLIT = "by hand"
@@ -46,6 +47,7 @@ _OTHERS = (
     Contender("accelerate-local-sgd", "accelerate", {"local_sgd": 8}, peer="accelerate"),
     Contender("fabric", "fabric", peer="fabric"),
     Contender("adaptdl", "adaptdl", peer="adaptdl"),
+    Contender("adaptdl-auto", "adaptdl", {"most": 4096}, peer="adaptdl"),
     Contender("torchft", "torchft", peer="torchft"),
     Contender("torchft-diloco", "torchft", {"diloco": 16}, peer="torchft"),
 )
@@ -55,23 +57,32 @@ _POLICIES = ("equal", "dbs", "dp", "edp", "affine")
 def contender(name: str) -> Contender:
     """A contender by name.
 
-    `ddp`, a peer, a balance policy of paceline, or a sync policy with its settings: `affine`, `overlap:h=8`. After a plus,
-    `affine+bf16` compresses its gradients, and `overlap+affine` balances (equal shares otherwise).
+    `ddp`, a peer, or paceline with its policies, joined by plus signs: `affine`, `overlap:h=8+affine`,
+    `noise-scale:c=2+affine+sqrt` (with a learning-rate rule), `affine+bf16` (compressed gradients). Without a balance policy shares
+    are equal. `+b=512` sets the global batch, and the learning rate by the same rule: `affine+b=512+sqrt`.
     """
     for one in _OTHERS:
         if one.name == name:
             return one
-    head, plus, tail = name.partition("+")
-    try:
-        if head.partition(":")[0] in SYNC and head != "allreduce":
-            sync_policy(head)
-            policy(tail or "equal")
-            return Contender(name, "ours", {"sync": head, "balance": tail or "equal"})
-        if plus and tail != "bf16":
-            raise ConfigError("bf16 is all there is")
-        policy(head)
-    except ConfigError as error:
-        if head.partition(":")[0] in SYNC:
-            raise
-        raise unknown_name("contender", name, [*(one.name for one in _OTHERS), *_POLICIES, *SYNC]) from error
-    return Contender(name, "ours", {"balance": head, **({"wrap": {"compress": tail}} if tail else {})})
+    options: dict[str, Any] = {}
+    for part in name.split("+"):
+        head = part.partition(":")[0]
+        for kind, known, checked in (
+            ("sync", set(SYNC) - {"allreduce"}, sync_policy),
+            ("batch", BATCH, batch_policy),
+            ("balance", {*BALANCE, "fixed"}, policy),
+        ):
+            if head in known and kind not in options:
+                checked(part)
+                options[kind] = part
+                break
+        else:
+            if part == "bf16":
+                options["wrap"] = {"compress": part}
+            elif part in RULES:
+                options["lr_rule"] = part
+            elif part.startswith("b=") and part[2:].isdecimal() and int(part[2:]):
+                options["batch_size"] = int(part[2:])
+            else:
+                raise unknown_name("contender", name, [*(one.name for one in _OTHERS), *_POLICIES, *SYNC, *BATCH])
+    return Contender(name, "ours", {"balance": "equal", **options})

@@ -8,6 +8,8 @@ contenders = ["ddp", "hand-tuned", "affine"]
 seeds = [1, 2]                      # runs of each; contenders take turns within a seed
 steps = 100                         # optimizer steps of each run
 test_every = 10                     # steps between evaluations; they do not count as training time
+samples = 300000                    # instead of steps and test_every, where contenders differ in their batch
+test_samples = 6000
 warm_up = 10                        # steps left out of samples/s; time to target counts every step but the first
 batch_size = 256                    # default: the workload's
 target = 0.8                        # default: the workload's; test accuracy or loss
@@ -44,6 +46,8 @@ _KEYS = {
     "contenders",
     "seeds",
     "steps",
+    "samples",
+    "test_samples",
     "test_every",
     "warm_up",
     "batch_size",
@@ -83,6 +87,8 @@ class Suite:
     train_rows: int | None
     timeout_s: float
     paper: tuple[Paper, ...] = ()
+    samples: int | None = None
+    test_samples: int | None = None
 
     def plain(self) -> dict[str, Any]:
         """As JSON values, clusters in full."""
@@ -140,6 +146,7 @@ def parse(text: str, where: str, beside: Path | None = None) -> Suite:
         if len(set(names)) < len(names):
             raise top.error(f"{key} must differ from each other, got {names}", key)
     steps = top.whole("steps", 100, least=1)
+    samples = top.whole("samples", least=1) or None
     warm_up = top.whole("warm_up", 10)
     if warm_up + 2 > steps:
         raise top.error(f"steps must exceed warm_up by at least 2, got steps={steps}, warm_up={warm_up}", "steps")
@@ -176,4 +183,6 @@ def parse(text: str, where: str, beside: Path | None = None) -> Suite:
         top.whole("train_rows", least=1) or None,
         top.number("timeout_s", 600.0, above_zero=True),
         tuple(papers),
+        samples,
+        top.whole("test_samples", max(1, samples // 50), least=1) if samples else None,
     )

@@ -50,10 +50,10 @@ def preamble(record: dict[str, Any]) -> str:
     suite, host = record["suite"], record["machine"]
     where = f"{host['cores']} cores" + (f", {host['gpu']}" if host.get("gpu") else "")
     tools = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if name != "numpy")
+    length = f"{suite['samples']} samples" if suite.get("samples") else f"{suite['steps']} steps"
     seeds = len({run["seed"] for run in record["runs"] if run["contender"] != "solo"})
     return (
-        f"{suite['description']}.\n\n{record['started'][:10]}; {where}; {tools}, Python {host['python']}. {suite['steps']} steps "
-        f"a run, {seeds} {'seed' if seeds == 1 else 'seeds'}, the first {suite['warm_up'] + 1} steps left out of samples/s. Median ± "
+        f"{suite['description']}.\n\n{record['started'][:10]}; {where}; {tools}, Python {host['python']}. {length} a run, {seeds} {'seed' if seeds == 1 else 'seeds'}, the first {suite['warm_up'] + 1} steps left out of samples/s. Median ± "
         f"half the range over seeds."
     )
 
@@ -95,7 +95,9 @@ def case_table(record: dict[str, Any], case: dict[str, Any]) -> list[str]:
         ]
     else:
         lines += ["", f"Workers alone: {_why(by_name['solo'])}."]
-    head = ["contender", "median step, ms", "samples/s", "of solo sum", *(["of optimum"] if known else [])]
+    sized = record["suite"].get("samples") is not None
+    head = ["contender", "median step, ms", *(["steps", "mean batch"] if sized else []), "samples/s", "of solo sum"]
+    head += ["of optimum"] if known else []
     head += [*(["MB per step over a link"] if linked else []), "time to target", "final score"]
     tested = any(rates(runs, "final_loss") for name, runs in by_name.items() if name != "solo")
     head += [*(["final test loss"] if tested else []), "plans", "last split"]
@@ -109,7 +111,9 @@ def case_table(record: dict[str, Any], case: dict[str, Any]) -> list[str]:
             continue
         step, spread = middle(rates(runs, "median_step_s"))
         speed, speed_spread = middle(rate)
-        row = [name, f"{step * 1e3:.1f} ± {spread * 1e3:.1f}", f"{speed:.0f} ± {speed_spread:.0f}"]
+        row = [name, f"{step * 1e3:.1f} ± {spread * 1e3:.1f}"]
+        row += [f"{statistics.median(rates(runs, key)):.0f}" for key in ("steps", "mean_batch")] if sized else []
+        row.append(f"{speed:.0f} ± {speed_spread:.0f}")
         row.append(f"{speed / total:.3f}" if total else "")
         if known:
             row.append(f"{statistics.median(rates(runs, 'share_of_optimum')):.3f}")

@@ -120,6 +120,9 @@ class Task:
         options: the contender's own settings, from the suite.
         marks: JSON-lines file for the time of every step; worker 0 alone.
         train_rows: train on the first so many rows only.
+        samples: the run ends when so many were used, whatever the number of steps.
+        test_samples: samples between evaluations, instead of steps.
+        usual_batch: the suite's batch, where this contender has another one.
     """
 
     workload: Workload
@@ -133,6 +136,9 @@ class Task:
     options: dict[str, Any] = field(default_factory=dict)
     marks: Path | None = None
     train_rows: int | None = None
+    samples: int | None = None
+    test_samples: int | None = None
+    usual_batch: int = 0
 
     def __post_init__(self) -> None:
         train, _ = self.workload.data()
@@ -141,6 +147,8 @@ class Task:
         self.train = train.to(self.device)
         self._file = self.marks.open("a", encoding="utf-8") if self.marks and self.rank == 0 else None
         self.apart = False
+        self.usual_batch = self.usual_batch or self.batch_size
+        self._used = 0
         self._step, self._train_s = 0, 0.0
         self._since: float | None = None
 
@@ -158,21 +166,26 @@ class Task:
         with torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext():
             return self.workload.loss(model, batch)
 
-    def stepped(self, module: nn.Module) -> bool:
+    def stepped(self, module: nn.Module, samples: int | None = None) -> bool:
         """A step has ended: note the time, keep the replica when a test is due. True when the run is over.
 
         Args:
             module: the plain model, without what the contender wraps it in.
+            samples: used so far by all workers, where the batch changes.
         """
-        over = self._step + 1 >= self.steps
-        testing = self.test_every and (over or (self._step + 1) % self.test_every == 0)
+        before, self._used = self._used, samples if samples is not None else self._used + self.batch_size
+        over = self._used >= self.samples if self.samples else self._step + 1 >= self.steps
+        if self.test_samples:
+            testing = over or self._used // self.test_samples > before // self.test_samples
+        else:
+            testing = bool(self.test_every) and (over or (self._step + 1) % self.test_every == 0)
         if testing and self.device.type == "cuda":
             torch.cuda.synchronize()
         now = time.perf_counter()
         if self._since is not None:  # the first step is the contender's to warm up
             self._train_s += now - self._since
         self._step += 1
-        self._write({"step": self._step, "train_s": self._train_s})
+        self._write({"step": self._step, "train_s": self._train_s, "samples": self._used})
         if testing and self.marks and (self.rank == 0 or self.apart):
             path = self.marks.parent / f"replica-{self._step}-{self.rank}.pt"
             torch.save({name: value.cpu() for name, value in module.state_dict().items()}, path)

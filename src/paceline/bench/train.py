@@ -31,6 +31,9 @@ def main() -> None:
         spec["options"],
         path.parent / "marks.jsonl",
         spec["train_rows"],
+        spec["samples"],
+        spec["test_samples"],
+        spec["usual_batch"],
     )
     import_module(f"paceline.bench.contenders.{spec['module']}").train(task)
 

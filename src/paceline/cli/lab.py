@@ -98,6 +98,7 @@ def describe(cluster: Cluster) -> str:
 @click.option("--sync", help="Sync policy, likewise.")
 @click.option("--batch", help="Batch policy, likewise.")
 @click.option("--lr-rule", help="The learning rate when the batch changes, likewise.")
+@click.option("--recipe", help="A published method, likewise.")
 @click.option("--links", type=click.Choice(["paced"]), help="Emulate links between nodes without root.")
 @click.option("--run-dir", help="Folder for events, logs and the lab's record. [default: runs/DATE-SCRIPT]")
 @click.option(
@@ -113,6 +114,7 @@ def run(
     sync: str | None,
     batch: str | None,
     lr_rule: str | None,
+    recipe: str | None,
     links: str | None,
     run_dir: str | None,
     as_json: bool,
@@ -123,7 +125,7 @@ def run(
     from paceline.report.lab import read_lab
 
     path = checked_script(script)
-    options = {"balance": balance, "sync": sync, "batch": batch, "lr_rule": lr_rule}
+    options = {"balance": balance, "sync": sync, "batch": batch, "lr_rule": lr_rule, "recipe": recipe}
     check_names(options)
     spec = choose(cluster, links)
     folder = new_run_dir(run_dir, path.stem)

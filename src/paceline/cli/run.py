@@ -24,6 +24,7 @@ from paceline.config import check_names
     help="Batch policy: constant (default), schedule:0=256,50000=512, norm-test, inner-product, augmented, noise-scale; settings follow a colon: noise-scale:c=1,most=4096.",
 )
 @click.option("--lr-rule", help="The learning rate when the batch changes: none (default), linear, sqrt, adascale.")
+@click.option("--recipe", help="A published method of several policies: adaptive-local.")
 @click.option("--nodes", help="Workers on each node, in order: 2,2. [default: by host]")
 @click.option("--run-dir", help="Folder for events and logs. [default: runs/DATE-SCRIPT]")
 @click.option("--seed", type=int, help="Decides the order of samples.")
@@ -54,7 +55,18 @@ def command(
         import torch
 
         nproc = max(1, torch.cuda.device_count())
-    names = ("balance", "sync", "batch", "lr_rule", "nodes", "seed", "replan_every", "granularity", "timeout_s")
+    names = (
+        "balance",
+        "sync",
+        "batch",
+        "lr_rule",
+        "recipe",
+        "nodes",
+        "seed",
+        "replan_every",
+        "granularity",
+        "timeout_s",
+    )
     settings = {name: options[name] for name in names if options[name] is not None}
     if options["max_local_batch"] is not None:
         settings["max_local_batch"] = _caps(options["max_local_batch"])

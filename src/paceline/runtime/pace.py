@@ -56,6 +56,7 @@ def init(
     sync: str | Sync | None = None,
     batch: str | AnyBatch | None = None,
     lr_rule: str | None = None,
+    recipe: str | None = None,
     nodes: str | Sequence[Sequence[int]] | None = None,
     seed: int | None = None,
     run_dir: str | os.PathLike[str] | None = None,
@@ -78,6 +79,7 @@ def init(
         batch: name of a batch policy ("constant", "schedule", "norm-test", "inner-product", "augmented", "noise-scale"), with
             settings after a colon ("noise-scale:c=1,most=4096"), or the policy itself.
         lr_rule: what becomes of the learning rate when the batch changes: "none", "linear", "sqrt", "adascale".
+        recipe: a published method of several policies ("adaptive-local"); stands in for settings that nobody gave.
         nodes: which workers are on which node: "2,2", or lists of workers; by default by the names of hosts.
         seed: decides the order of samples.
         run_dir: folder for the event log; none is kept without.

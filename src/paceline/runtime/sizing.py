@@ -48,6 +48,7 @@ class Sizing:
                 f"most must not exceed the dataset, or the bound means nothing: got most={bound} for {length} samples"
             )
         self.policy, self.total, self._length, self._log = policy, total, length, log
+        self._first = total
         self.state: Any = policy.init()
         self.noise: float | None = None
         self._warned: set[str] = set()
@@ -89,13 +90,14 @@ class Sizing:
             parts = by_step[step]
             asked = self._see(
                 Gradients(
-                    step,
-                    self.total,
-                    min(self._length, room),
-                    tuple(part[0] for part in parts),
-                    tuple(part[1] for part in parts),
-                    parts[0][3],
-                    tuple(part[2] for part in parts) if self.policy.needs == "inner" else (),
+                    step=step,
+                    total=self.total,
+                    most=min(self._length, room),
+                    first=self._first,
+                    sizes=tuple(part[0] for part in parts),
+                    squares=tuple(part[1] for part in parts),
+                    joint=parts[0][3],
+                    inner=tuple(part[2] for part in parts) if self.policy.needs == "inner" else (),
                 ),
                 asked,
             )
@@ -109,13 +111,14 @@ class Sizing:
         joint = [math.fsum(b * row[place] for b, row in told) / whole for place in range(WIDTH)] if whole else []
         return self._see(
             Gradients(
-                step,
-                self.total,
-                min(self._length, room),
-                sizes,
-                tuple(_dot(row, row) for _, row in told),
-                _dot(joint, joint) if joint else math.nan,
-                tuple(_dot(row, joint) for _, row in told) if self.policy.needs == "inner" else (),
+                step=step,
+                total=self.total,
+                most=min(self._length, room),
+                first=self._first,
+                sizes=sizes,
+                squares=tuple(_dot(row, row) for _, row in told),
+                joint=_dot(joint, joint) if joint else math.nan,
+                inner=tuple(_dot(row, joint) for _, row in told) if self.policy.needs == "inner" else (),
             ),
             None,
         )

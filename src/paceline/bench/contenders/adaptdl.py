@@ -1,8 +1,9 @@
-"""AdaptDL 0.2: `AdaptiveDataParallel` and `AdaptiveDataLoader`, without a scheduler; constant global batch, equal shares.
+"""AdaptDL 0.2: `AdaptiveDataParallel` and `AdaptiveDataLoader`, without a scheduler; equal shares.
 
-Batch size and workers stay as they are (`autoscale_batch_size` is not called), so that its learning-rate rule (AdaScale; for
-Adam its square root) has a factor of 1, but for the first step: until a first backward has ended, the library takes the batch
-to be as many times larger as there are workers. The order of its sampler depends on the epoch alone, not on the seed.
+With `task.options["most"]` it chooses the global batch by itself (`autoscale_batch_size`). Otherwise the batch stays as it is, so
+that its learning-rate rule (AdaScale; for Adam its square root) has a factor of 1, but for the first step: until a first backward
+has ended, the library takes the batch to be as many times larger as there are workers. The order of its sampler depends on the
+epoch alone, not on the seed.
 
 `AdaptiveDataParallel` is a subclass of torch's DistributedDataParallel.
 """
@@ -45,13 +46,17 @@ def train(task: Task) -> None:
     loader = adl.AdaptiveDataLoader(
         task.train, batch_size=task.batch_size, shuffle=True, drop_last=True, collate_fn=as_it_is
     )
-    over = False
+    most = task.options.get("most")
+    if most:
+        loader.autoscale_batch_size(most, local_bsz_bounds=(4, most // task.size))
+    over, samples = False, 0
     for _ in adl.remaining_epochs_until(sys.maxsize):
         for batch in loader:
             optimizer.zero_grad()
             task.loss(model, batch).backward()
             optimizer.step()
-            over = task.stepped(plain)
+            samples += loader.current_local_bsz * task.size
+            over = task.stepped(plain, samples)
             if over:
                 break
         if over:

@@ -1,11 +1,13 @@
-"""paceline with one of its balance policies, `task.options["balance"]`, and of its sync policies, `task.options["sync"]`; what is
-under `wrap` goes to `pace.wrap`.
+"""paceline with the policies of `task.options`: `balance`, `sync`, `batch`, and `lr_rule`; what is under `wrap` goes to `pace.wrap`.
+
+A batch of its own (`batch_size`) gets the learning rate by the same rule, from the one the workload has for the suite's batch.
 """
 
 from __future__ import annotations
 
 import paceline
 from paceline.bench.task import Task, as_it_is
+from paceline.policies.batch.rates import factor
 
 
 def train(task: Task) -> None:
@@ -13,6 +15,8 @@ def train(task: Task) -> None:
     pace = paceline.init(
         balance=task.options["balance"],
         sync=task.options.get("sync", "allreduce"),
+        batch=task.options.get("batch", "constant"),
+        lr_rule=task.options.get("lr_rule", "none"),
         device=str(task.device),
         backend="gloo",
         seed=task.seed,
@@ -20,6 +24,9 @@ def train(task: Task) -> None:
     task.apart = "sync" in task.options
     model = task.model()
     optimizer = task.optimizer(model.parameters())
+    if task.batch_size != task.usual_batch:
+        for group in optimizer.param_groups:
+            group["lr"] *= factor(task.options.get("lr_rule", "none"), task.usual_batch, task.batch_size, None)
     model = pace.wrap(model, optimizer, **task.options.get("wrap", {}))
     loader = pace.loader(task.train, task.batch_size, drop_last=True, collate_fn=as_it_is)
     while True:
@@ -29,5 +36,5 @@ def train(task: Task) -> None:
             pace.report(loss)
             optimizer.step()
             optimizer.zero_grad()
-            if task.stepped(model.module):
+            if task.stepped(model.module, loader.samples):
                 return

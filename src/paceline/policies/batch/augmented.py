@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from paceline.policies.batch.inner_product import InnerProduct, across, check_positive
+from paceline.policies.batch.inner_product import InnerProduct, across, check_positive, over
 from paceline.policies.batch.protocol import Gradients
 
 
@@ -35,7 +35,7 @@ class Augmented(InnerProduct):
         """The larger of both."""
         # Named, not super(): a dataclass with slots is a new class, which super() does not know.
         needed, reason = InnerProduct.wanted(self, seen)
-        sideways = across(seen) / (self.nu**2 * seen.joint)
+        sideways = over(across(seen), self.nu**2 * seen.joint, seen)
         if sideways <= needed:
             return needed, reason
         return sideways, f"across the gradient the variance asks for {math.ceil(sideways)} samples at nu={self.nu:g}"

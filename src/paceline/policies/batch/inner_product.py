@@ -46,7 +46,7 @@ class InnerProduct:
 
     def wanted(self, seen: Gradients) -> tuple[float, str]:
         """The batch asked for, and why."""
-        needed = along(seen) / (self.theta**2 * seen.joint**2)
+        needed = over(along(seen), self.theta**2 * seen.joint**2, seen)
         return needed, f"along the gradient the variance asks for {math.ceil(needed)} samples at theta={self.theta:g}"
 
     def update(self, seen: Gradients, state: Averages) -> tuple[Size, Averages]:
@@ -60,6 +60,11 @@ class InnerProduct:
         if needed <= seen.total:
             return Size(seen.total, noise=state.noise), state
         return Size(math.ceil(needed), reason, state.noise), state
+
+
+def over(variance: float, allowed: float, seen: Gradients) -> float:
+    """The batch at which the variance is as small as is allowed; no more than there are samples."""
+    return float(seen.most) if variance >= allowed * seen.most else variance / allowed
 
 
 def along(seen: Gradients) -> float:

@@ -22,7 +22,7 @@ from paceline.policies.batch.protocol import Gradients
 def unbiased(seen: Gradients) -> tuple[float, float]:
     """Estimates of tr(S), the summed variance of a single sample's gradient, and of ||G||^2; the second may be negative.
 
-    >>> unbiased(Gradients(0, 4, 8, sizes=(2.0, 2.0), squares=(3.0, 1.0), joint=1.5))
+    >>> unbiased(Gradients(step=0, total=4, most=8, sizes=(2.0, 2.0), squares=(3.0, 1.0), joint=1.5))
     (2.0, 1.0)
     """
     parts, total = len(seen.sizes), seen.samples

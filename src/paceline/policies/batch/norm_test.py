@@ -64,8 +64,9 @@ class NormTest:
             return Size(seen.total, warning=wrong), dataclasses.replace(state, skipped=skipped)
         state = state.add(seen, _DECAY)
         trace, _ = unbiased(seen)
-        wanted = math.ceil(trace / (self.eta**2 * seen.joint)) if seen.joint > 0 else seen.most
-        wanted = min(wanted, math.ceil(seen.samples / self.eta**2))  # rounding apart it never asks for more
+        allowed, largest = self.eta**2 * seen.joint, math.ceil(seen.samples / self.eta**2)
+        # Never more than `largest`, by arithmetic alone; but the division may round or overflow.
+        wanted = largest if trace >= allowed * largest else math.ceil(trace / allowed)
         if wanted <= seen.total:
             return Size(seen.total, noise=state.noise), state
         reason = f"norm test: variance over square asks for {wanted} samples at eta={self.eta:g} (c={self.c:.3g})"

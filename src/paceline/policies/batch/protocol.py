@@ -12,7 +12,7 @@ S = TypeVar("S")
 Needs = Literal["nothing", "norms", "inner"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gradients:
     """Gradients of M parts of one global batch, all at the same parameters; the same numbers on every worker.
 
@@ -20,6 +20,7 @@ class Gradients:
         step: the step they belong to.
         total: the global batch in force, which the next decision changes.
         most: the largest batch that data and memory allow.
+        first: the batch the run began with.
         sizes: samples b_m of each part; parts without samples are left out.
         squares: ||g_m||^2, with g_m the mean gradient over part m.
         joint: ||g||^2, with g = sum_m b_m g_m / sum_m b_m.
@@ -29,6 +30,7 @@ class Gradients:
     step: int
     total: int
     most: int
+    first: int = 1
     sizes: tuple[float, ...] = ()
     squares: tuple[float, ...] = ()
     joint: float = math.nan

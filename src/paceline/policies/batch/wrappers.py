@@ -96,16 +96,23 @@ class Hysteresis(_Around):
 
 @dataclass(frozen=True, slots=True)
 class Bounds(_Around):
-    """Between `least` and `most`, and within what data and memory allow."""
+    """Between `least` and `most`, and within what data and memory allow.
 
-    least: int = 1
+    Args:
+        inner: the policy that asks.
+        least: smallest batch; None is the one the run began with, which the learning rate was chosen for. Near the start noise scales
+            are close to 0, and a batch that follows them there makes steps too noisy for that rate.
+        most: largest batch.
+    """
+
+    least: int | None = None
     most: int | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("least", self.least), ("most", self.most)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ConfigError(f"{name} must be a whole number of samples, at least 1; got {value!r}")
-        if self.most is not None and self.least > self.most:
+        if self.most is not None and self.least is not None and self.least > self.most:
             raise ConfigError(f"least must not exceed most: got {self.least} and {self.most}")
 
     def hold(self, asked: Size, seen: Gradients) -> Size:
@@ -115,8 +122,9 @@ class Bounds(_Around):
             high, why = self.most, "most is"
         if asked.total > high:
             return self._cut(asked, seen, high, f"{why} {high}")
-        if asked.total < self.least:
-            return self._cut(asked, seen, min(self.least, high), f"least is {self.least}")
+        least = min(seen.first if self.least is None else self.least, seen.total)  # never grow because of it
+        if asked.total < least:
+            return self._cut(asked, seen, min(least, high), f"least is {least}")
         return asked
 
     def _cut(self, asked: Size, seen: Gradients, total: int, why: str) -> Size:
