@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from paceline.runtime.pace import Pace, init
     from paceline.runtime.rates import BySamples
     from paceline.runtime.sampler import PlanSampler
+    from paceline.shards import ShardPlan, partition
 
 _HOME = {
     "BySamples": "runtime.rates",
@@ -48,10 +49,12 @@ _HOME = {
     "PeerLost": "errors",
     "PeerTimeout": "errors",
     "PlanSampler": "runtime.sampler",
+    "ShardPlan": "shards",
     "StepTimes": "runtime.meter",
     "TorchComm": "comm",
     "WeightedSum": "runtime.hook",
     "init": "runtime.pace",
+    "partition": "shards",
     "policy": "policies.balance",
 }
 
@@ -82,9 +85,11 @@ __all__ = [
     "PeerLost",
     "PeerTimeout",
     "PlanSampler",
+    "ShardPlan",
     "StepTimes",
     "TorchComm",
     "WeightedSum",
     "init",
+    "partition",
     "policy",
 ]

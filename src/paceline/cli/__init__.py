@@ -12,6 +12,7 @@ import click
 COMMANDS = {
     "run": ("paceline.cli.run", "Train with a script on this machine, or as one of several machines."),
     "lab": ("paceline.cli.lab", "Run scripts on emulated clusters of unlike machines."),
+    "partition": ("paceline.cli.partition", "Divide samples into shards that follow speed and look alike."),
     "bench": ("paceline.cli.bench", "Compare ways to train, side by side, as records."),
     "demo": ("paceline.cli.demo", "See plain DDP, a hand-tuned split and paceline side by side."),
 }

@@ -1,0 +1,67 @@
+"""Features on a common scale, and the kernel that says how alike two samples are.
+
+The Gaussian kernel's bandwidth is the median distance between samples. Random Fourier features (Rahimi and Recht 2007) give vectors
+whose inner products are that kernel's values, so that sums over a part can be kept instead of pairs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+_PAIRS = 2000
+
+
+def standardised(features: NDArray[np.floating]) -> Floats:
+    """Columns of mean 0 and deviation 1; constant columns are 0."""
+    mean = features.mean(axis=0, dtype=np.float64)
+    deviation = features.std(axis=0, dtype=np.float64)
+    scale = np.where(deviation > 1e-12 * (1 + np.abs(mean)), deviation, np.inf)
+    out: Floats = ((features - mean) / scale).astype(np.float32)
+    return out
+
+
+def bandwidth(features: Floats, random: np.random.Generator) -> float:
+    """The median distance of random pairs; 1 if all samples are the same."""
+    count = len(features)
+    left, right = random.integers(0, count, (2, _PAIRS))
+    squares = np.square(features[left] - features[right]).sum(axis=1)
+    squares = squares[left != right]
+    median = float(np.median(squares)) if len(squares) else 0.0
+    return float(np.sqrt(median)) or 1.0
+
+
+def kernel(left: Floats, right: Floats, width: float) -> Floats:
+    """exp(-|x - y|^2 / (2 width^2)) for all pairs."""
+    squares: Floats = np.square(left).sum(axis=1)[:, None] + np.square(right).sum(axis=1)[None, :]
+    squares -= 2.0 * (left @ right.T)
+    np.maximum(squares, 0.0, out=squares)
+    squares *= -0.5 / width**2
+    np.exp(squares, out=squares)
+    return squares
+
+
+class Fourier:
+    """Maps features to `size` numbers whose inner products are the kernel's values, about.
+
+    Args:
+        columns: of the features.
+        width: of the kernel.
+        size: numbers per sample.
+        random: draws frequencies and phases.
+    """
+
+    def __init__(self, columns: int, width: float, size: int, random: np.random.Generator) -> None:
+        self._frequencies = (random.standard_normal((columns, size)) / width).astype(np.float32)
+        self._phases = random.uniform(0.0, 2.0 * np.pi, size).astype(np.float32)
+        self._scale = np.float32(np.sqrt(2.0 / size))
+        self.size = size
+
+    def map(self, features: Floats) -> Floats:
+        """The same samples, mapped."""
+        out = features @ self._frequencies
+        out += self._phases
+        np.cos(out, out=out)
+        out *= self._scale
+        return out
