@@ -90,6 +90,11 @@ class Settings:
             if cap is not None and (not isinstance(cap, int) or isinstance(cap, bool) or cap < 1):
                 raise ConfigError(f"max_local_batch must be whole numbers, at least 1; got {cap!r}")
         check_names({name: getattr(self, name) for name in CHECKS})
+        batch = self.batch_policy
+        if self.lr_rule == "adascale" and batch.needs == "nothing" and batch.name != "constant":
+            raise ConfigError(
+                f"lr_rule='adascale' needs the noise scale, which batch={batch.name!r} does not measure: use 'linear' or 'sqrt'"
+            )
 
     @property
     def policy(self) -> AnyBalance:

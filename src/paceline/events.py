@@ -10,6 +10,7 @@ Every line is an object with `type` and `t` (seconds since the epoch, on the wri
 | `window` | times were gathered | `step`, `epoch`, `observation`; per worker: `step_s`, `comm_s`; `samples_per_s`, `efficiency` |
 | `steps` | with each window | own steps: `step`, `samples`, `data_wait_s`, `compute_s`, `comm_s`, `optimizer_s` (lists) |
 | `topology` | once, after `start` | `names` of nodes, `members` of each |
+| `shards` | owned shards are cut anew | `step`, `epoch`, `moved` samples, `fewest` there could be, `sizes`, `reason` |
 | `batch` | the global batch changes | `step` (decided at), `start` (holds from), `total`, `before`, `reason`, `noise` (scale, in samples) |
 | `lr` | a rule changes the learning rate with the batch | `step`, `rule`, `factor`, `batch`, `first` (batch the rate was chosen for), `noise` |
 | `sync` | the sync policy changes its pace | `step`, `policy`, `reason`, `state` |
@@ -45,6 +46,7 @@ TYPES = frozenset(
         "plan",
         "window",
         "steps",
+        "shards",
         "batch",
         "lr",
         "sync",

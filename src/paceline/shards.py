@@ -131,6 +131,17 @@ class ShardPlan:
         kept = replace(plan, fingerprint=fingerprint(joined, joined_labels), data=(joined, joined_labels))
         return kept, moves
 
+    def with_parts(self, parts: Ints, speeds: Sequence[float]) -> tuple[ShardPlan, Moves]:
+        """This plan with parts that somebody else has worked out; metrics are not computed anew."""
+        quota = np.zeros((len(self.quota), len(speeds)), np.int64)
+        np.add.at(quota, (self.classes, parts), 1)
+        have = np.zeros((len(self.quota), max(len(speeds), self.num_parts)), np.int64)
+        np.add.at(have, (self.classes, self.parts), 1)
+        changed = np.flatnonzero(parts != self.parts)
+        wide = np.pad(quota, ((0, 0), (0, have.shape[1] - quota.shape[1])))
+        plan = replace(self, parts=parts, quota=quota, speeds=tuple(map(float, speeds)))
+        return plan, Moves(changed, self.parts[changed], parts[changed], fewest(have, wide))
+
     def _moved(self, ready: Floats, classes: Ints, before: Ints, speeds: Sequence[float]) -> tuple[ShardPlan, Moves]:
         weights, num_classes = shares(speeds), int(classes.max()) + 1
         quota = quotas(np.bincount(classes, minlength=num_classes).tolist(), weights)

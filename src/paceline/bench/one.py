@@ -29,7 +29,7 @@ def main() -> None:
     except PacelineError as error:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(1) from None
-    if spec["test_every"]:
+    if spec["test_every"] or spec["test_samples"]:
         import torch
 
         from paceline.bench.score import score

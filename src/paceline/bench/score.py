@@ -1,4 +1,5 @@
-"""Tests of a run, made after it from the replicas its workers kept: the clock runs on undisturbed, and no exchange gets time for free.
+"""Tests of a run, made after it from the replicas its workers kept: writing one takes milliseconds, testing it would take seconds, in
+which exchanges under way would go on for free.
 
 Replicas that differ are tested as their mean, whoever trained them.
 """

@@ -22,7 +22,7 @@ from paceline.policies.balance.window import COLUMNS, observe
 from paceline.policies.batch import Size
 from paceline.runtime.meter import Meter, StepTimes
 from paceline.runtime.plans import Plan, PlanBook
-from paceline.runtime.sizing import Kept, Sizing
+from paceline.runtime.sizing import Kept, Sizing, Sketches
 from paceline.types import NO_CAP, Limits, from_plain, to_plain
 
 WARM_UP_STEPS = 1  # the first step pays for lazy initialisation and tells nothing about speed
@@ -48,6 +48,8 @@ class Coordinator:
     Attributes:
         lag: steps between sending times and reading everybody's; more where workers should not wait for each other.
         micro: this worker cuts its share into micro-batches where it is too large for its memory.
+        owned: workers own shards: what the policy decides is kept as a `proposal`, and plans stay as they are.
+        proposal: see there.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class Coordinator:
         meter: Meter,
         align: int = 1,
     ) -> None:
-        limits.check(sizing.total)
+        limits.check(min(sizing.total, sizing.length))
         self._comm, self._policy, self._given, self._limits, self.sizing = comm, policy, limits, limits, sizing
         self._every, self._horizon, self._log, self._meter, self._align = every, horizon, log, meter, align
         self._state = policy.init(comm.size)
@@ -78,6 +80,8 @@ class Coordinator:
         self._epoch_start = 0
         self.learned_cap = NO_CAP
         self.micro, self._all_micro = False, False
+        self.owned = False
+        self.proposal: tuple[int, ...] | None = None
         self.lag = 0
         self._log_plan(0, self.book.latest, "first plan: nothing measured yet", None, changed=True)
 
@@ -117,7 +121,7 @@ class Coordinator:
 
     @property
     def _total(self) -> int:
-        return self.book.latest.total
+        return min(self.book.latest.total, self.sizing.length)
 
     @property
     def _width(self) -> int:
@@ -128,21 +132,27 @@ class Coordinator:
         """The largest batch that fits the workers' memory: no bound, if all can cut their shares into micro-batches."""
         return NO_CAP if self._all_micro else self._given.room
 
-    def resize(self, step: int, samples: list[float], rows: list[list[float]]) -> None:
+    def resize(self, step: int, sketches: Sketches) -> None:
         """A round of local training has ended before `step`: decide the batch from its gradients' sketches."""
-        self._adopt(self.sizing.from_sketches(step, samples, rows, self.room), step)
+        self._adopt(self.sizing.from_sketches(sketches, self.room), step)
+
+    def follow(self, step: int, total: int) -> None:
+        """A schedule has this batch at `step`: what is decided from now on is for it."""
+        if total != self.sizing.total:
+            self._adopt(Size(total, "as the schedule says"), step)
 
     def _adopt(self, size: Size | None, step: int) -> bool:
-        """Plan with another global batch from now on, if one is asked for."""
-        if size is None or size.total == self._total:
+        """Plan with another global batch from now on, if one is asked for; never beyond data and memory."""
+        total = 0 if size is None else max(1, min(size.total, self.sizing.length, self.room))
+        if size is None or total == self.book.latest.total:
             return False
-        before, self.sizing.total = self._total, size.total
-        self._limits = self._fitting(self._limits)
+        before, self.sizing.total = self.book.latest.total, total
+        self._limits = self._fitting(self._limits, self.sizing.largest)
         start = self._start(step)
-        self.book.add(Plan(start, self._policy, self._state, self._limits, size.total))
+        self.book.add(Plan(start, self._policy, self._state, self._limits, total))
         self.book.forget(step)
         self._log.write(
-            "batch", step=step, start=start, total=size.total, before=before, reason=size.reason, noise=size.noise
+            "batch", step=step, start=start, total=total, before=before, reason=size.reason, noise=size.noise
         )
         return True
 
@@ -153,7 +163,7 @@ class Coordinator:
 
     def _ask(self, step: int, epoch: int, ends_epoch: bool) -> None:
         row = torch.full((self._width + self.sizing.numbers(self._every),), float("nan"), dtype=torch.float64)
-        row[0] = self.book.digest()
+        row[0] = self.book.digest(self._total)
         row[1] = self.learned_cap
         row[2] = self._poisoned_step
         row[3], row[4], row[5] = step, epoch, float(self.micro)
@@ -189,6 +199,10 @@ class Coordinator:
                 self._log_plan(step, self.book.latest, "another batch, speeds as known", None, changed=True)
             return
         decision, self._state = self._policy.update(seen, self._state)
+        if self.owned:
+            if self._policy.name not in ("equal", "fixed"):  # they have measured nothing: shards stay as they were made
+                self.proposal = decision.split
+            return
         current = self.book.latest
         changed = decision.split != current.cut(self._total) or current.limits != self._limits
         if changed:
@@ -227,7 +241,7 @@ class Coordinator:
 
     def _with_learned(self, caps: np.ndarray[Any, np.dtype[np.float64]]) -> Limits:
         """The user's limits, tightened by what out-of-memory errors have taught, as far as the batch still fits."""
-        limits = self._tightened([int(cap) for cap in caps.tolist()])
+        limits = self._tightened([int(cap) for cap in caps.tolist()], min(self.sizing.largest, self.sizing.length))
         if limits is self._given and (caps < self._given.cap_array).any():
             self._log.write(
                 "note",
@@ -235,15 +249,14 @@ class Coordinator:
             )
         return limits
 
-    def _tightened(self, caps: list[int]) -> Limits:
+    def _tightened(self, caps: list[int], total: int) -> Limits:
         """The user's limits with lower caps, or as they are if the batch would not fit any more."""
         cap = tuple(min(pair) for pair in zip(self._given.cap, caps, strict=True))
         lower = tuple(min(pair) for pair in zip(self._given.lower, cap, strict=True))
-        return self._fitting(dataclasses.replace(self._given, cap=cap, lower=lower))
+        return self._fitting(dataclasses.replace(self._given, cap=cap, lower=lower), total)
 
-    def _fitting(self, limits: Limits) -> Limits:
+    def _fitting(self, limits: Limits, total: int) -> Limits:
         """These limits if the batch fits them, else the user's, else those without caps: shares are cut into micro-batches."""
-        total = self.sizing.total
         if limits.room >= total:
             return limits
         return (
@@ -261,7 +274,7 @@ class Coordinator:
             changed=changed,
             reason=reason,
             predicted_s=predicted_s,
-            digest=self.book.digest(),
+            digest=self.book.digest(self._total),
         )
 
     def _log_window(self, times: np.ndarray[Any, np.dtype[np.float64]], seen: Any) -> None:
@@ -308,6 +321,8 @@ class Coordinator:
                 for plan in self.book.plans
             ],
             "sizing": self.sizing.plain(),
+            "proposal": self.proposal,
+            "micro": self._all_micro,
             "under_way": kept,
             "asked": list(self._asked),
             "last_ask": self._last_ask,
@@ -330,6 +345,7 @@ class Coordinator:
         self._state = template = self._policy.init(self._comm.size)
         self._epoch_start = state["epoch_start"]
         self.sizing.load(state["sizing"])
+        self._all_micro = bool(state["micro"]) and state["size"] == self._comm.size
         try:
             if state["policy"] != self._policy.name or state["size"] != self._comm.size or own is None:
                 raise ConfigError("another run")
@@ -339,18 +355,20 @@ class Coordinator:
                     plan["start"],
                     self._policy,
                     from_plain(template, plan["state"]),
-                    self._tightened(plan["cap"]),
+                    self._tightened(plan["cap"], min(plan["total"], self.sizing.length)),
                     plan["total"],
                 )
                 for plan in state["plans"]
             ]
         except ConfigError:
-            self.book = PlanBook(Plan(0, self._policy, self._state, self._fitting(self._given), self.sizing.total))
+            self.sizing.total = min(self.sizing.total, max(self.room, 1))
+            self.book = PlanBook(Plan(0, self._policy, self._state, self._given, self.sizing.total))
             return (
                 f"saved by {state['size']} workers under {state['policy']!r}, resumed by {self._comm.size} under "
                 f"{self._policy.name!r}: speeds are measured anew"
             )
         self._state = learned
+        self.proposal = None if state["proposal"] is None else tuple(state["proposal"])
         self.book = PlanBook(plans[0])
         for plan in plans[1:]:
             self.book.add(plan)

@@ -226,6 +226,7 @@ class Exchange:
             drift=float(rows[0, 4]),
             left_out=left_out,
         )
+        self._flat.fence()  # what was added to the model on the way
         took = time.perf_counter() - begun
         usual = job.codec is CODECS[self._terms.compress] or not math.isfinite(self._last[0])
         self._last = took if usual else self._last[0], drift(weights, lengths, math.sqrt(mean_square))

@@ -67,6 +67,11 @@ class Flat:
         event.record(torch.cuda.current_stream(self._device))
         return event
 
+    def fence(self) -> None:
+        """Wait for what this thread has queued on the model's device."""
+        if self._device is not None:
+            torch.cuda.current_stream(self._device).synchronize()
+
     def write(self, values: torch.Tensor, start: int, end: int) -> None:
         """Copy [start, end) of `values` into the model."""
         for view, inner, outer in self._ranges(start, end):

@@ -154,10 +154,12 @@ class WeightedSum:
         if weight == 0.0:
             buffer.zero_()  # not a multiplication: an idle worker's NaN must not spread
         elif self.scope == "all":
+            # Weighted at the outputs, a gradient is this many times what it would be by itself; 0 for an idle worker.
+            times = self._current * self.comm.size if self.at_outputs else 1.0
             norm = _norm(buffer)
-            self.meter.norm(norm / (self._current * self.comm.size) if self.at_outputs else norm)
-            if self.measures == "inner":
-                own = buffer.clone()
+            self.meter.norm(norm / times if times else norm)
+            if self.measures == "inner" and times:
+                own = buffer / times
             buffer.mul_(weight)
         elif weight != 1.0:  # a replica that is not finite is left out when replicas agree
             buffer.mul_(weight)
@@ -210,7 +212,10 @@ class WeightedSum:
         pieces, self._alone = [*self._alone, *(one[2] for one in done)], []
         if self.scope == "all":
             if self.measures != "nothing":
-                inners = [torch.dot(own.view(-1), buffer.view(-1)) for _, _, buffer, _, own in done if own is not None]
+                pairs = [
+                    (own.view(-1).float(), buffer.view(-1).float()) for _, _, buffer, _, own in done if own is not None
+                ]
+                inners = [torch.dot(own, joint) for own, joint in pairs]
                 self.meter.gradient([_norm(piece) for piece in pieces], inners)
         elif self.sketch is not None and self.sketch.due:
             self.sketch.take(pieces, self.samples)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 import torch.utils.data
+from numpy.typing import NDArray
 
 from paceline.comm import Comm
 from paceline.config import Settings
 from paceline.errors import CheckpointError, ConfigError
 from paceline.events import EventLog
-from paceline.policies.batch import AnyBatch
 from paceline.runtime import order as orders
 from paceline.runtime.batches import to_device
 from paceline.runtime.coordinator import Coordinator
 from paceline.runtime.handshake import agree, fingerprint
 from paceline.runtime.hook import WeightedSum
 from paceline.runtime.meter import Meter
+from paceline.runtime.owned import ShardSampler, wanted
 from paceline.runtime.sampler import Cursor, PlanSampler
 from paceline.runtime.sizing import Sizing
+from paceline.shards import Moves, ShardPlan
 from paceline.types import Limits
 
 
@@ -37,7 +41,9 @@ class Loader:
         step: the number of the next step, counted over all epochs.
         ends_epoch: whether the batch handed out last is the last of its epoch.
         ends_update: whether an optimizer step follows it.
+        shards: the plan of owned shards, if there is one; it may change between epochs.
         after_batch: called when the loop is done with a batch.
+        length: samples in the first epoch.
         cap: most samples this worker can hold, if there is such a bound.
         before_batch: called with the number of a step and the global batch in force before it is handed out.
     """
@@ -57,11 +63,15 @@ class Loader:
         sampler: Any = None,
         drop_last: bool = False,
         accumulate: int = 1,
+        partition: ShardPlan | None = None,
+        moved: Callable[[ShardPlan, Moves], None] | None = None,
         num_workers: int = 0,
         prefetch_factor: int | None = None,
         **dataloader: Any,
     ) -> None:
         length = _checked_length(dataset, batch_size, drop_last, accumulate, dataloader, sampler)
+        if partition is not None:
+            _check_shards(partition, settings, length, batch_size, comm.size, accumulate, shuffle, sampler)
         if sampler is not None:
             order: orders.Order = orders.FromSampler(sampler)
         else:
@@ -81,6 +91,7 @@ class Loader:
                 "drop_last": drop_last,
                 "accumulate": accumulate,
                 "first_order": orders.digest(order, 0),
+                "shards": None if partition is None else shards_digest(partition.parts),
                 "_horizon": horizon,
                 "_cap": _own_cap(settings, comm),
             },
@@ -95,8 +106,9 @@ class Loader:
         )
         self._planned = settings.batch_policy.planned
         first = self._planned(0, 0)
-        sizing = Sizing(settings.batch_policy, min(batch_size if first is None else first, length), length, log)
-        _check_batch(settings.batch_policy, limits, batch_size, length, accumulate)
+        self.length = order.length(0)
+        sizing = Sizing(settings.batch_policy, batch_size if first is None else first, self.length, log)
+        _check_batch(settings, limits, batch_size, self.length, accumulate)
         self.coordinator = Coordinator(
             comm,
             settings.policy,
@@ -108,9 +120,23 @@ class Loader:
             meter=meter,
             align=accumulate,
         )
-        self._sampler = PlanSampler(
-            order, self._size, rank=comm.rank, cut=self._cut, drop_last=drop_last, ghost=settings.min_local_batch
-        )
+        self.shards, self._moved = partition, moved
+        self.coordinator.owned = partition is not None
+        self._sampler: PlanSampler | ShardSampler
+        if partition is None:
+            self._sampler = PlanSampler(
+                order, self._size, rank=comm.rank, cut=self._cut, drop_last=drop_last, ghost=settings.min_local_batch
+            )
+        else:
+            self._sampler = ShardSampler(
+                partition.parts,
+                comm.size,
+                batch_size,
+                rank=comm.rank,
+                seed=settings.seed,
+                drop_last=drop_last,
+                ghost=settings.min_local_batch,
+            )
         self.ends_epoch = self.ends_update = False
         self.after_batch: Callable[[], None] = lambda: None
         self.before_batch: Callable[[int, int], None] = lambda step, size: None
@@ -157,12 +183,21 @@ class Loader:
     @property
     def split(self) -> tuple[int, ...]:
         """How the next full global batch will be divided."""
+        if isinstance(self._sampler, ShardSampler):
+            return self._sampler.split(dataclasses.replace(self._sampler.cursor))
         return self._cut(self.step, self.batch)
 
     @property
-    def sampler(self) -> PlanSampler:
+    def sampler(self) -> PlanSampler | ShardSampler:
         """The batch sampler underneath; code written for DDP calls its `set_epoch`."""
         return self._sampler
+
+    def next_ends_epoch(self) -> bool:
+        """Whether the next batch, if it is as large as is known now, is the last of its epoch."""
+        cursor = dataclasses.replace(self._sampler.cursor)
+        if not cursor.over:
+            self._sampler.advance(cursor, *self._sampler.total(cursor))
+        return cursor.over
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next iteration at the beginning of `epoch`, unless that very epoch is to be resumed."""
@@ -193,14 +228,15 @@ class Loader:
                 batch = self._fetch(batches, cursor)
                 size, total = self._sampler.total(cursor)
                 plan = self.coordinator.book.at(cursor.step)
-                split = plan.cut(total)
+                owned = isinstance(self._sampler, ShardSampler)
+                split = self._sampler.split(cursor) if owned else plan.cut(total)
                 mine = split[self._comm.rank]
                 self._meter.batch(cursor.step, mine, full=total == size)
                 weights = plan.weights(split)
                 of_node = sum(weights[mate] for mate in self._total.mates)
                 self._total.weigh(weights[self._comm.rank], cursor.step, mine, of_node)
                 self._comm.at(cursor.step, "computing")
-                self.before_batch(cursor.step, size)
+                self.before_batch(cursor.step, self._size(cursor.step, cursor.samples))
                 self._sampler.advance(cursor, size, total)
                 self.ends_epoch = cursor.over
                 self.ends_update = self.ends_epoch or self.coordinator.aligned(cursor.step)
@@ -216,6 +252,9 @@ class Loader:
 
     def _turn(self, cursor: Cursor) -> None:
         newest = self.coordinator.book.latest
+        planned = self._planned(cursor.step, cursor.samples)
+        if planned is not None:
+            self.coordinator.follow(cursor.step, planned)
         self.coordinator.turn(cursor.step, cursor.epoch)
         if self.coordinator.book.latest is not newest:
             assert self.coordinator.book.latest.start >= self._sampler.next_step, (
@@ -247,7 +286,40 @@ class Loader:
         self._total.release()
         if cursor.position == 0:
             self.coordinator.begin_epoch(cursor.step)
+            if isinstance(self._sampler, ShardSampler) and cursor.epoch and self._comm.size > 1:
+                self._cut_shards_anew(self._sampler, cursor)
         self._meter.fetch()
+
+    def _cut_shards_anew(self, sampler: ShardSampler, cursor: Cursor) -> None:
+        """Between two epochs: if speeds ask for other shards, worker 0 moves as few samples as possible, and tells the others."""
+        proposal = self.coordinator.proposal
+        if not wanted(proposal, sampler.counts) or self.shards is None:
+            return
+        assert proposal is not None
+        parts = torch.from_numpy(sampler.parts.astype(np.int64))
+        able = torch.tensor([float(self.shards.data is not None)], dtype=torch.float64)
+        if not float(self._comm.gather(able).wait().view(-1)[0]):
+            self._log.write(
+                "note", text="shards stay as they are: the plan on worker 0 has no features to choose moves by"
+            )
+            self.coordinator.proposal = None
+            return
+        if self._comm.rank == 0:
+            parts = torch.from_numpy(self.shards.rebalance(proposal)[0].parts.astype(np.int64))
+        self._comm.broadcast_([parts])
+        self.shards, moves = self.shards.with_parts(parts.numpy(), proposal)
+        sampler.own(self.shards.parts)
+        self._log.write(
+            "shards",
+            step=cursor.step,
+            epoch=cursor.epoch,
+            moved=len(moves),
+            fewest=moves.fewest,
+            sizes=sampler.counts,
+            reason=f"speeds ask for a split of {list(proposal)}",
+        )
+        if self._moved is not None:
+            self._moved(self.shards, moves)
 
     def _end(self, cursor: Cursor, finished: bool) -> None:
         self._left = None if finished else cursor
@@ -255,6 +327,21 @@ class Loader:
             self.coordinator.turn(cursor.step, cursor.epoch, ends_epoch=True)
             self._log.write("epoch", epoch=cursor.epoch, step=cursor.step, samples=cursor.position)
             self._sampler.cursor = cursor.next_epoch()
+
+    def _take_over(self, parts: NDArray[np.int64], sampler: ShardSampler, *, whole: bool) -> None:
+        """The shards of a checkpoint; on another number of workers only between epochs."""
+        assert self.shards is not None
+        if int(parts.max()) + 1 > self._comm.size or len(np.unique(parts)) != self._comm.size:
+            if not whole:
+                raise CheckpointError(
+                    f"shards of {int(parts.max()) + 1} workers are taken over by {self._comm.size} between epochs only: this "
+                    f"checkpoint is in the middle of one"
+                )
+            self._log.write("note", text="saved with shards of other workers: this run goes on with its own plan")
+            return
+        counts = np.bincount(parts, minlength=self._comm.size)
+        self.shards, _ = self.shards.with_parts(parts, tuple(int(count) for count in counts))
+        sampler.own(parts)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands in the data, and what it has learned about the workers' speed."""
@@ -269,6 +356,7 @@ class Loader:
             "over": cursor.over,
             "order": orders.digest(self._order, cursor.epoch),
             "balance": self.coordinator.state(),
+            "shards": None if self.shards is None else torch.from_numpy(self.shards.parts.astype(np.int32)),
         }
 
     def load_state_dict(self, state: dict[str, Any], own: dict[str, Any] | None = None) -> None:
@@ -292,6 +380,14 @@ class Loader:
                 f"shuffle and sampler"
             )
         cursor = Cursor(epoch, position, state["step"], state["samples"], state["over"])
+        if (state["shards"] is None) != (self.shards is None):
+            raise CheckpointError(
+                "a run on owned shards resumes on owned shards, one without them without: see partition="
+            )
+        if self.shards is not None and isinstance(self._sampler, ShardSampler):
+            self._take_over(
+                state["shards"].numpy().astype(np.int64), self._sampler, whole=position == 0 or state["over"]
+            )
         self._sampler.cursor = cursor
         note = self.coordinator.load(state["balance"], own, state["step"])
         if note:
@@ -301,7 +397,49 @@ class Loader:
             self._end(cursor, finished=True)
 
 
-def _check_batch(policy: AnyBatch, limits: Limits, batch_size: int, length: int, accumulate: int) -> None:
+def _check_shards(
+    plan: ShardPlan,
+    settings: Settings,
+    length: int,
+    batch_size: int,
+    size: int,
+    accumulate: int,
+    shuffle: bool,
+    sampler: Any,
+) -> None:
+    if len(plan.parts) != length:
+        raise ConfigError(
+            f"a plan belongs to the data it was made for: it has {len(plan.parts)} samples, this dataset {length}"
+        )
+    if plan.num_parts != size:
+        raise ConfigError(
+            f"shards belong to workers: the plan has {plan.num_parts} parts, this run {size} workers. Use plan.rebalance with one "
+            f"speed per worker"
+        )
+    if batch_size < size:
+        raise ConfigError(
+            f"with owned shards the global batch must be at least one per worker: got {batch_size} for {size}"
+        )
+    if settings.batch_policy.name != "constant" or accumulate > 1:
+        raise ConfigError(
+            "owned shards go with a constant batch and without accumulate=: leave batch= and accumulate= out"
+        )
+    if sampler is not None or not shuffle:
+        raise ConfigError("owned shards are shuffled by themselves: sampler= and shuffle=False cannot be given")
+
+
+def shards_digest(parts: NDArray[np.int64]) -> str:
+    """A short digest of who owns what."""
+    return hashlib.sha256(np.ascontiguousarray(parts.astype(np.int32)).tobytes()).hexdigest()[:16]
+
+
+def _check_batch(settings: Settings, limits: Limits, batch_size: int, length: int, accumulate: int) -> None:
+    policy = settings.batch_policy
+    if policy.needs != "nothing" and settings.policy.weighting != "share":
+        raise ConfigError(
+            f"batch={policy.name!r} measures gradients weighted by samples, balance={settings.policy.name!r} takes their plain mean: "
+            f"use another balance policy"
+        )
     if accumulate > 1 and policy.name != "constant":
         raise ConfigError(
             f"batch={policy.name!r} changes the global batch, accumulate={accumulate} counts batches of one size: leave accumulate "

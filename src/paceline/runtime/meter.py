@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -220,14 +220,24 @@ class Meter:
 def _parts(marks: _Marks) -> tuple[tuple[float, float, float], ...]:
     if marks.parts is not None:
         return tuple((b, square, inner) for b, square, inner in marks.parts.view(-1, 3).tolist())
-    if not marks.joints or not marks.samples:
+    if not marks.joints:
         return ()
-    inner = math.fsum(float(value.sum()) for value in marks.inners) if marks.inners else math.nan
+    if not marks.samples:
+        return ((0.0, 0.0, 0.0),)  # an idle worker says so
+    inner = total(value for piece in marks.inners for value in piece.view(-1).tolist()) if marks.inners else math.nan
     return ((float(marks.samples), _squares(marks.norms), inner),)
 
 
 def _squares(norms: list[torch.Tensor]) -> float:
-    return math.fsum(value * value for norm in norms for value in norm.view(-1).tolist())
+    return total(value * value for norm in norms for value in norm.view(-1).tolist())
+
+
+def total(values: Iterable[float]) -> float:
+    """The exact sum; NaN where it has none, because something is not finite."""
+    try:
+        return math.fsum(values)
+    except (ValueError, OverflowError):
+        return math.nan
 
 
 def _on_host(values: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -43,9 +43,10 @@ from paceline.runtime.rates import Rates
 from paceline.runtime.rounds import Rounds, check
 from paceline.runtime.step import StepRunner
 from paceline.runtime.topology import by_label, declared
+from paceline.shards import Moves, ShardPlan
 from paceline.types import Limits
 
-STATE_SCHEMA = 1
+STATE_SCHEMA = 2
 BATCH_NORM_LEAST = 8  # samples; below it the error rises steeply (Wu and He 2018, figure 1)
 SAVING = "saving, which every worker must take part in"
 
@@ -204,6 +205,10 @@ class Pace:
                 took is made good in later steps. Single updates are then no longer exact. Over gloo only.
             ddp: further arguments of DistributedDataParallel (`find_unused_parameters=True`, ...).
         """
+        if self.settings.lr_rule != "none" and optimizer is None:
+            raise ConfigError(
+                f"lr_rule={self.settings.lr_rule!r} acts on the optimizer's steps: call pace.wrap(model, optimizer) with it"
+            )
         if self._model is not None:
             raise ConfigError("pace.wrap was called before: one model per pace. Put several networks into one module")
         policy = self.settings.sync_policy
@@ -212,6 +217,7 @@ class Pace:
         self._model = wrap(model, self.comm, self._total, self.device, compress, **ddp)
         if policy.name != "allreduce" and self.size > 1 and optimizer is not None:
             self._rounds = Rounds(policy, self.comm, self.topology, model, optimizer, self._total, self._log)
+            self._join_rounds()
         if optimizer is not None:
             self._optimizer = optimizer
             if self.settings.lr_rule != "none":
@@ -229,7 +235,8 @@ class Pace:
         if self._rounds is not None:
             epoch, ends = (self._loader.epoch, self._loader.ends_epoch) if self._loader is not None else (0, False)
             loss = partial(self._losses.close_over_all, epoch, self._total.step)
-            self._rounds.after_step(epoch, ends_epoch=ends, loss=loss)
+            following = self._loader.next_ends_epoch if self._loader is not None else lambda: False
+            self._rounds.after_step(epoch, ends_epoch=ends, loss=loss, next_ends_epoch=following)
 
     def _after_batch(self) -> None:
         """The loop is done with a batch."""
@@ -275,6 +282,8 @@ class Pace:
         sampler: Any = None,
         drop_last: bool = False,
         accumulate: int = 1,
+        partition: ShardPlan | None = None,
+        moved: Callable[[ShardPlan, Moves], None] | None = None,
         num_workers: int = 0,
         prefetch_factor: int | None = None,
         **dataloader: Any,
@@ -288,6 +297,9 @@ class Pace:
             sampler: an order of your own: an iterable of indices, the same on every worker.
             drop_last: leave out the short last batch of an epoch.
             accumulate: batches per optimizer step, if gradients are accumulated; plans change between steps only.
+            partition: a plan of `paceline.partition`: worker i trains on shard i alone. When speeds change, as few samples as possible
+                change hands between epochs; worker 0's plan needs its features for that.
+            moved: called with the new plan and what moved, on every worker, so that files can be copied.
             num_workers: loader processes.
             prefetch_factor: batches each of them prepares ahead (2 by default).
             dataloader: further arguments of DataLoader (`collate_fn`, `pin_memory`, ...).
@@ -309,6 +321,8 @@ class Pace:
             sampler=sampler,
             drop_last=drop_last,
             accumulate=accumulate,
+            partition=partition,
+            moved=moved,
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
             **dataloader,
@@ -316,14 +330,20 @@ class Pace:
         self._loader.after_batch = self._after_batch
         policy = self.settings.batch_policy
         self._total.measures = policy.needs
-        if self._rounds is not None:
-            self._loader.coordinator.lag = self.settings.replan_every
-            if policy.needs != "nothing":
-                self._rounds.probe(policy.at == "last", self._loader.coordinator.resize)
+        self._join_rounds()
         self._rates.begin(batch_size)
         sizing = self._loader.coordinator.sizing
         self._loader.before_batch = lambda step, size: self._rates.follow(step, size, sizing.noise)
         return self._loader
+
+    def _join_rounds(self) -> None:
+        """Loader and rounds of local training learn of each other, whichever was made first."""
+        if self._rounds is None or self._loader is None:
+            return
+        policy = self.settings.batch_policy
+        self._loader.coordinator.lag = self.settings.replan_every
+        if policy.needs != "nothing":
+            self._rounds.probe(policy.at == "last", self._loader.coordinator.resize)
 
     def _loader_settings(self, batch_size: int) -> Settings:
         """The settings, with a least share where the model's batch normalisation needs one and nobody says otherwise."""
@@ -379,6 +399,7 @@ class Pace:
         Returns:
             The sums, and `count` == len(dataset).
         """
+        self._catch_up()
         shares = (1.0,) * self.size
         if self._loader is not None:
             shares = tuple(max(float(samples), 0.5) for samples in self._loader.split)
@@ -416,6 +437,7 @@ class Pace:
             "optimizer": self._optimizer.state_dict() if self._optimizer is not None else None,
             "loader": self._loader.state_dict() if self._loader is not None else None,
             "own": self.comm.gather_text(json.dumps(own), SAVING),
+            "rates": self._rates.state(),
             "sync": self._rounds.state() if self._rounds is not None else None,
             "replicas": self._replicas(),
         }
@@ -434,9 +456,10 @@ class Pace:
         Raises:
             CheckpointError: it is of a newer schema, another seed, or lacks what this run has.
         """
-        if state["schema"] > STATE_SCHEMA:
+        if state["schema"] != STATE_SCHEMA:
             raise CheckpointError(
-                f"the state has schema {state['schema']}, this paceline reads up to {STATE_SCHEMA}: update paceline"
+                f"the state has schema {state['schema']}, this paceline reads {STATE_SCHEMA}: use the paceline that wrote it, or "
+                f"take the weights alone from its 'model'"
             )
         if state["seed"] != self.settings.seed:
             raise CheckpointError(
@@ -455,6 +478,7 @@ class Pace:
             self._model.module.load_state_dict(state["model"])
             if same_size:
                 self._model.lay_out(state["layout"])
+        self._rates.load(state["rates"])
         if self._optimizer is not None:
             self._optimizer.load_state_dict(state["optimizer"])
         if self._rounds is not None and state.get("sync") is not None:

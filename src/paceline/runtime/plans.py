@@ -88,7 +88,7 @@ class PlanBook:
         keep = self.at(step)
         self.plans = [plan for plan in self.plans if plan.start >= keep.start]
 
-    def digest(self) -> int:
+    def digest(self, total: int) -> int:
         """A number below 2^48 that two workers share exactly if they hold the same newest plan."""
-        text = json.dumps([self.latest.start, self.latest.cut(self.latest.total), self.latest.policy.name])
+        text = json.dumps([self.latest.start, self.latest.cut(total), self.latest.policy.name])
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")

@@ -51,6 +51,14 @@ class Rates:
             "lr", step=step, rule=self._rule, factor=self.factor, batch=batch, first=self._first, noise=noise
         )
 
+    def state(self) -> dict[str, float]:
+        """What a resume needs: `adascale` looked at the noise of its time."""
+        return {"batch": self._batch, "factor": self.factor}
+
+    def load(self, state: dict[str, float]) -> None:
+        """Go on from a saved state."""
+        self._batch, self.factor = int(state["batch"]), float(state["factor"])
+
     def _raise(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._lower(optimizer)  # of a step that ended in an error
         if self.factor != 1.0:

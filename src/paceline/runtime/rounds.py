@@ -18,7 +18,7 @@ from paceline.policies.sync import Action, Moment, Round, Sync, SyncState
 from paceline.runtime.exchange import Exchange, Outcome
 from paceline.runtime.flat import Flat
 from paceline.runtime.hook import WeightedSum
-from paceline.runtime.sizing import Probe
+from paceline.runtime.sizing import Probe, Sketches
 from paceline.runtime.sketch import Sketch
 from paceline.runtime.topology import Topology
 from paceline.types import from_plain, to_plain
@@ -90,7 +90,7 @@ class Rounds:
         self._blocked = False  # the exchange under way is waited for where it was sent
         self._depth = 0  # of consensus
         self._probe: Probe | None = None
-        self._resize: Callable[[int, list[float], list[list[float]]], None] = lambda *_: None
+        self._resize: Callable[[int, Sketches], None] = lambda *_: None
         self.refresh()
         self._hook = module.register_load_state_dict_post_hook(lambda *_: self.refresh())
 
@@ -101,8 +101,8 @@ class Rounds:
         self._flat.read(self.exchange.anchor, 0, self._everything)
         self._fence()
 
-    def probe(self, last: bool, resize: Callable[[int, list[float], list[list[float]]], None]) -> None:
-        """Look at the gradients of one step of each round, and tell `resize` (samples, sketch) of all replicas at its end."""
+    def probe(self, last: bool, resize: Callable[[int, Sketches], None]) -> None:
+        """Look at the gradients of one step of each round, and tell `resize` the next step and all replicas' sketches at its end."""
         self._total.sketch = Sketch()
         self._probe = Probe(self._comm, self._total.sketch, self.exchange.replicas, last=last)
         self._resize = resize
@@ -128,13 +128,21 @@ class Rounds:
         """The loop paused (an evaluation, a save): the time until the next step tells nothing."""
         self._since = None
 
-    def after_step(self, epoch: int, *, ends_epoch: bool, loss: Callable[[], float | None]) -> None:
+    def after_step(
+        self,
+        epoch: int,
+        *,
+        ends_epoch: bool,
+        loss: Callable[[], float | None],
+        next_ends_epoch: Callable[[], bool] = lambda: False,
+    ) -> None:
         """An optimizer step was made (or skipped, on all counts as one).
 
         Args:
             epoch: the epoch it belongs to.
             ends_epoch: whether it was the epoch's last.
             loss: mean loss of the epoch, asked for at its end only; collective.
+            next_ends_epoch: whether the next step is likely the epoch's last.
         """
         self._step += 1
         self._waited_s = 0.0
@@ -150,12 +158,13 @@ class Rounds:
             action, self._state = self._policy.update(seen, self._state)
             self._do(action)
             if self._probe is not None and self.local:
-                last = self._state.since + 1 >= self._state.every
+                window = max(1, self._state.every // self._policy.terms.fragments)
+                last = self._state.since + 1 >= window or next_ends_epoch()
                 found = self._probe.after_step(
-                    self._step, ends=action.send, begins=action.merge or action.wait, next_ends=last
+                    self._total.step, ends=action.send, begins=action.merge or action.wait, next_ends=last
                 )
                 if found is not None:
-                    self._resize(self._total.step + 1, *found)
+                    self._resize(self._total.step + 1, found)
         elif ends_epoch:
             loss()
         now = time.perf_counter()

@@ -83,8 +83,9 @@ class PlanSampler(torch.utils.data.Sampler[list[int]]):
 
     def total(self, cursor: Cursor) -> tuple[int, int]:
         """The batch in force, and what of it the step at the cursor takes: less at the end of an epoch."""
-        size = self._size(cursor.step, cursor.samples)
-        return size, min(size, self._order.length(cursor.epoch) - cursor.position)
+        length = self._order.length(cursor.epoch)
+        size = min(self._size(cursor.step, cursor.samples), length)
+        return size, min(size, length - cursor.position)
 
     def advance(self, cursor: Cursor, size: int, total: int) -> None:
         """A step with a batch of `total`, where `size` was in force, has been cut."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from paceline.comm import Comm, PendingGather
 from paceline.errors import ConfigError
 from paceline.events import EventLog
 from paceline.policies.batch import AnyBatch, Gradients, Size
-from paceline.runtime.meter import StepTimes
+from paceline.runtime.meter import StepTimes, total
 from paceline.runtime.sketch import WIDTH, Sketch
 from paceline.types import from_plain, to_plain
 
@@ -27,13 +28,28 @@ SLOT = 5  # step, samples, squared norm, inner product, squared norm of the sum
 PARTS = 2  # of one worker's step, at most
 
 
+@dataclass(frozen=True, slots=True)
+class Sketches:
+    """Gradients of all replicas at one step, as sketches.
+
+    Args:
+        step: the step.
+        samples: of each replica, that its gradient is the mean of.
+        rows: a sketch of each.
+    """
+
+    step: int
+    samples: list[float]
+    rows: list[list[float]]
+
+
 class Sizing:
     """One worker's part in deciding the batch.
 
     Args:
         policy: decides.
-        total: the global batch to begin with.
-        length: samples in the dataset.
+        first: the global batch to begin with.
+        length: samples in an epoch.
         log: where warnings go.
 
     Attributes:
@@ -41,17 +57,22 @@ class Sizing:
         noise: the gradient noise scale as far as known.
     """
 
-    def __init__(self, policy: AnyBatch, total: int, length: int, log: EventLog) -> None:
+    def __init__(self, policy: AnyBatch, first: int, length: int, log: EventLog) -> None:
         bound = getattr(policy, "most", None)
         if bound is not None and bound > length:
             raise ConfigError(
                 f"most must not exceed the dataset, or the bound means nothing: got most={bound} for {length} samples"
             )
-        self.policy, self.total, self._length, self._log = policy, total, length, log
-        self._first = total
+        self.policy, self.total, self.length, self._log = policy, first, length, log
+        self._first = first
         self.state: Any = policy.init()
         self.noise: float | None = None
         self._warned: set[str] = set()
+
+    @property
+    def largest(self) -> int:
+        """The largest batch that is known to come."""
+        return max([self.total, *(batch for _, batch in getattr(self.policy, "points", ()))])
 
     @property
     def measures(self) -> bool:
@@ -77,7 +98,6 @@ class Sizing:
         """
         by_step: dict[int, list[tuple[float, ...]]] = defaultdict(list)
         workers: dict[int, set[int]] = defaultdict(set)
-        there = {rank for rank, row in enumerate(rows) if np.isfinite(row[0])}
         for rank, row in enumerate(rows):
             for slot in row.reshape(-1, SLOT).tolist():
                 if math.isfinite(slot[0]):
@@ -85,35 +105,38 @@ class Sizing:
                     workers[int(slot[0])].add(rank)
         asked = None
         for step in sorted(by_step):
-            if workers[step] != there:  # on a GPU a worker may be a step behind: what not all have told is passed over
+            if len(workers[step]) < len(
+                rows
+            ):  # on a GPU a worker may be a step behind: what not all have told is passed over
                 continue
-            parts = by_step[step]
+            joint = by_step[step][0][3]
+            parts = [part for part in by_step[step] if part[0] > 0]
             asked = self._see(
                 Gradients(
                     step=step,
                     total=self.total,
-                    most=min(self._length, room),
+                    most=min(self.length, room),
                     first=self._first,
                     sizes=tuple(part[0] for part in parts),
                     squares=tuple(part[1] for part in parts),
-                    joint=parts[0][3],
+                    joint=joint,
                     inner=tuple(part[2] for part in parts) if self.policy.needs == "inner" else (),
                 ),
                 asked,
             )
         return asked
 
-    def from_sketches(self, step: int, samples: list[float], rows: list[list[float]], room: int) -> Size | None:
-        """Decide from the sketches of all replicas' gradients, each the mean over so many samples."""
-        told = [(b, row) for b, row in zip(samples, rows, strict=True) if b > 0]
+    def from_sketches(self, sketches: Sketches, room: int) -> Size | None:
+        """Decide from the sketches of all replicas' gradients."""
+        told = [(b, row) for b, row in zip(sketches.samples, sketches.rows, strict=True) if b > 0]
         sizes = tuple(b for b, _ in told)
-        whole = math.fsum(sizes)
-        joint = [math.fsum(b * row[place] for b, row in told) / whole for place in range(WIDTH)] if whole else []
+        whole = sum(sizes)
+        joint = [total(b * row[place] for b, row in told) / whole for place in range(WIDTH)] if whole else []
         return self._see(
             Gradients(
-                step=step,
+                step=sketches.step,
                 total=self.total,
-                most=min(self._length, room),
+                most=min(self.length, room),
                 first=self._first,
                 sizes=sizes,
                 squares=tuple(_dot(row, row) for _, row in told),
@@ -160,10 +183,8 @@ class Probe:
         self._under_way: PendingGather | Kept | None = None
         sketch.due = not last
 
-    def after_step(
-        self, step: int, *, ends: bool, begins: bool, next_ends: bool
-    ) -> tuple[list[float], list[list[float]]] | None:
-        """An optimizer step was made; samples and sketch of every replica, where a round has ended.
+    def after_step(self, step: int, *, ends: bool, begins: bool, next_ends: bool) -> Sketches | None:
+        """An optimizer step was made; the sketches of all replicas, where a round has ended.
 
         Args:
             step: its number.
@@ -179,8 +200,9 @@ class Probe:
         if ends and self._under_way is not None:
             rows = self._under_way.wait().tolist()
             self._under_way = None
-            found = (
-                [math.fsum(rows[rank][1] for rank in part) for part in self._replicas],
+            found = Sketches(
+                int(rows[0][0]),
+                [sum(rows[rank][1] for rank in part) for part in self._replicas],
                 [rows[part[0]][2:] for part in self._replicas],
             )
         self._sketch.due = next_ends if self._last else begins
@@ -212,4 +234,4 @@ class Kept:
 
 
 def _dot(left: list[float], right: list[float]) -> float:
-    return math.fsum(a * b for a, b in zip(left, right, strict=True))
+    return total(a * b for a, b in zip(left, right, strict=True))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 WIDTH = 1024
-_ROWS = 256  # signs are drawn for so many rows, and turned as a whole for every further block of them
+_ROWS = 256  # signs are drawn for so many rows, and shifted for every further block of them
 
 
 class Sketch:
@@ -25,7 +25,6 @@ class Sketch:
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(2002)
         self._signs = torch.randint(0, 2, (_ROWS, WIDTH), generator=generator, dtype=torch.int8).mul_(2).sub_(1)
-        self._turns = (torch.randint(0, 2, (4096,), generator=generator) * 2 - 1).tolist()
         self.due = False
         self.values: torch.Tensor | None = None
         self.samples = 0
@@ -43,12 +42,12 @@ class Sketch:
             for begin in range(0, flat.numel(), _ROWS * WIDTH):
                 part = flat[begin : begin + _ROWS * WIDTH].float()
                 whole = part.numel() // WIDTH * WIDTH
-                turn = self._turns[block % len(self._turns)]
+                signs = self._signs.roll((7 * block, 37 * block), (0, 1)) if block else self._signs
                 block += 1
                 if whole:
                     rows = part[:whole].view(-1, WIDTH)
-                    out.add_((rows * self._signs[: len(rows)]).sum(0), alpha=turn)
+                    out.add_((rows * signs[: len(rows)]).sum(0))
                 rest = part[whole:]
                 if rest.numel():
-                    out[: rest.numel()].add_(rest * self._signs[-1, : rest.numel()], alpha=-turn)
+                    out[: rest.numel()].add_(rest * signs[-1, : rest.numel()])
         self.values = out

@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from paceline.errors import ConfigError
 from paceline.policies.batch.noise import Averages, passed_over
-from paceline.policies.batch.protocol import Gradients, Needs, Size
+from paceline.policies.batch.protocol import Gradients, Needs, Size, is_number
 
 _DECAY = 0.9
 
@@ -79,7 +79,7 @@ def across(seen: Gradients) -> float:
     return math.fsum(b * (square - inner**2 / seen.joint) for b, square, inner in parts) / (len(seen.sizes) - 1)
 
 
-def check_positive(name: str, value: object) -> None:
+def check_positive(name: str, value: Any) -> None:
     """A positive number, or a ConfigError."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0 or not math.isfinite(value):
+    if not is_number(value) or not value > 0:
         raise ConfigError(f"{name} must be a positive number: the noise that is borne; got {value!r}")

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from paceline.errors import ConfigError
 from paceline.policies.batch.inner_product import check_positive
 from paceline.policies.batch.noise import Averages, passed_over
-from paceline.policies.batch.protocol import Gradients, Needs, Size
+from paceline.policies.batch.protocol import Gradients, Needs, Size, is_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class NoiseScale:
 
     def __post_init__(self) -> None:
         check_positive("c", self.c)
-        if not 0 <= self.decay < 1:
+        if not is_number(self.decay) or not 0 <= self.decay < 1:
             raise ConfigError(f"decay must be at least 0 and below 1; got {self.decay!r}")
         if not isinstance(self.patience, int) or self.patience < 1:
             raise ConfigError(f"patience must be a whole number, at least 1; got {self.patience!r}")

@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from paceline.errors import ConfigError
 from paceline.policies.batch.noise import Averages, passed_over, unbiased
 from paceline.policies.batch.protocol import Gradients, Needs, Size, check_share
 
@@ -42,6 +43,9 @@ class NormTest:
             self.eta,
             "The batch settles at c = 1 / eta^2 - 1 times the noise scale: eta = 1 would never grow it, eta = 0 never stop",
         )
+
+        if self.at not in ("first", "last"):
+            raise ConfigError(f"at must be 'first' or 'last', the step of a round that is looked at; got {self.at!r}")
 
     @property
     def c(self) -> float:

@@ -98,7 +98,12 @@ class Batch(Protocol[S]):
 AnyBatch = Batch[Any]
 
 
-def check_share(name: str, value: object, meaning: str) -> None:
+def is_number(value: object) -> bool:
+    """Whether it is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def check_share(name: str, value: Any, meaning: str) -> None:
     """A number strictly between 0 and 1, or a ConfigError that says what else it would mean."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 1:
+    if not is_number(value) or not 0 < value < 1:
         raise ConfigError(f"{name} must lie between 0 and 1, both left out; got {value!r}. {meaning}")

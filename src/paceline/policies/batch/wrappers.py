@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from paceline.errors import ConfigError
-from paceline.policies.batch.protocol import AnyBatch, Gradients, Needs, Size
+from paceline.policies.batch.protocol import AnyBatch, Gradients, Needs, Size, is_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class Growth(_Around):
     factor: float = 2.0
 
     def __post_init__(self) -> None:
-        if not self.factor > 1:
-            raise ConfigError(f"factor must be above 1, or the batch never changes; got {self.factor!r}")
+        if not is_number(self.factor) or not self.factor > 1:
+            raise ConfigError(f"factor must be a number above 1, or the batch never changes; got {self.factor!r}")
 
     def hold(self, asked: Size, seen: Gradients) -> Size:
         """Nearer to what there is."""
@@ -84,7 +84,7 @@ class Hysteresis(_Around):
     shrink: float = 0.6
 
     def __post_init__(self) -> None:
-        if not 0 <= self.shrink < 1 <= self.grow:
+        if not is_number(self.shrink) or not is_number(self.grow) or not 0 <= self.shrink < 1 <= self.grow:
             raise ConfigError(f"shrink must be below 1 and grow at least 1; got {self.shrink!r} and {self.grow!r}")
 
     def hold(self, asked: Size, seen: Gradients) -> Size:
