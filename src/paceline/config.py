@@ -91,6 +91,11 @@ class Settings:
                 raise ConfigError(f"max_local_batch must be whole numbers, at least 1; got {cap!r}")
         check_names({name: getattr(self, name) for name in CHECKS})
         batch = self.batch_policy
+        if self.sync_policy.name == "gossip" and batch.needs != "nothing":
+            raise ConfigError(
+                f"batch={batch.name!r} compares the gradients of all workers, with sync='gossip' neighbours alone meet: use "
+                f"sync='local', or batch='schedule:...'"
+            )
         if self.lr_rule == "adascale" and batch.needs == "nothing" and batch.name != "constant":
             raise ConfigError(
                 f"lr_rule='adascale' needs the noise scale, which batch={batch.name!r} does not measure: use 'linear' or 'sqrt'"

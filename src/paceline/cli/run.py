@@ -17,14 +17,14 @@ from paceline.config import check_names
 @click.option("--balance", help="Balance policy: affine (default), equal, fixed:1,2,..., dbs, dp, edp.")
 @click.option(
     "--sync",
-    help="Sync policy: allreduce (default), local, post-local, hierarchical, daso, overlap, diloco; settings follow a colon: overlap:h=8,compress=int8.",
+    help="Sync policy: allreduce (default), local, post-local, hierarchical, daso, overlap, diloco, gossip; settings follow a colon: overlap:h=8,compress=int8.",
 )
 @click.option(
     "--batch",
     help="Batch policy: constant (default), schedule:0=256,50000=512, norm-test, inner-product, augmented, noise-scale; settings follow a colon: noise-scale:c=1,most=4096.",
 )
 @click.option("--lr-rule", help="The learning rate when the batch changes: none (default), linear, sqrt, adascale.")
-@click.option("--recipe", help="A published method of several policies: adaptive-local.")
+@click.option("--recipe", help="A published method of several policies: adaptive-local, rcd-sgd.")
 @click.option("--nodes", help="Workers on each node, in order: 2,2. [default: by host]")
 @click.option("--run-dir", help="Folder for events and logs. [default: runs/DATE-SCRIPT]")
 @click.option("--seed", type=int, help="Decides the order of samples.")

@@ -72,9 +72,9 @@ class Flat:
         if self._device is not None:
             torch.cuda.current_stream(self._device).synchronize()
 
-    def write(self, values: torch.Tensor, start: int, end: int) -> None:
-        """Copy [start, end) of `values` into the model."""
-        for view, inner, outer in self._ranges(start, end):
+    def write(self, values: torch.Tensor, start: int, end: int, origin: int = 0) -> None:
+        """Copy `values`, the first of which is number `origin`, into the model's [start, end)."""
+        for view, inner, outer in self._ranges(start, end, origin):
             view[inner].copy_(values[outer])
 
     def add(self, values: torch.Tensor, start: int, end: int, origin: int = 0) -> None:

@@ -26,12 +26,13 @@ from paceline.events import SCHEMA, EventLog, events_path
 from paceline.policies.balance import AnyBalance
 from paceline.policies.balance.shares import split_by_shares
 from paceline.policies.batch import AnyBatch
-from paceline.policies.sync import Sync
+from paceline.policies.sync import Gossip, Sync
 from paceline.process import NODE, die_with_launcher
 from paceline.runtime import checkpoint, randomness
 from paceline.runtime.batches import num_samples
 from paceline.runtime.evaluate import evaluate
 from paceline.runtime.flat import Flat
+from paceline.runtime.gossip import GossipRounds
 from paceline.runtime.handshake import agree
 from paceline.runtime.hook import WeightedSum
 from paceline.runtime.loader import Loader
@@ -75,12 +76,12 @@ def init(
 
     Args:
         balance: name of a balance policy ("affine", "equal", "fixed:1,2", "dbs", "dp", "edp"), or the policy itself.
-        sync: name of a sync policy ("allreduce", "local", "post-local", "hierarchical", "daso", "overlap", "diloco"), with
+        sync: name of a sync policy ("allreduce", "local", "post-local", "hierarchical", "daso", "overlap", "diloco", "gossip"), with
             settings after a colon ("overlap:h=8,compress=int8"), or the policy itself.
         batch: name of a batch policy ("constant", "schedule", "norm-test", "inner-product", "augmented", "noise-scale"), with
             settings after a colon ("noise-scale:c=1,most=4096"), or the policy itself.
         lr_rule: what becomes of the learning rate when the batch changes: "none", "linear", "sqrt", "adascale".
-        recipe: a published method of several policies ("adaptive-local"); stands in for settings that nobody gave.
+        recipe: a published method of several policies ("adaptive-local", "rcd-sgd"); stands in for settings that nobody gave.
         nodes: which workers are on which node: "2,2", or lists of workers; by default by the names of hosts.
         seed: decides the order of samples.
         run_dir: folder for the event log; none is kept without.
@@ -132,7 +133,7 @@ class Pace:
         self._optimizer: torch.optim.Optimizer | None = None
         self._loader: Loader | None = None
         self._runner: StepRunner | None = None
-        self._rounds: Rounds | None = None
+        self._rounds: Rounds | GossipRounds | None = None
         self._updated_step = -1
         self._hooks: list[Any] = []
         self._meter = meter or Meter(device)
@@ -216,7 +217,10 @@ class Pace:
             check(policy, model, optimizer, compress, ddp)
         self._model = wrap(model, self.comm, self._total, self.device, compress, **ddp)
         if policy.name != "allreduce" and self.size > 1 and optimizer is not None:
-            self._rounds = Rounds(policy, self.comm, self.topology, model, optimizer, self._total, self._log)
+            if isinstance(policy, Gossip):
+                self._rounds = GossipRounds(policy, self.comm, model, optimizer, self._total, self._log)
+            else:
+                self._rounds = Rounds(policy, self.comm, self.topology, model, optimizer, self._total, self._log)
             self._join_rounds()
         if optimizer is not None:
             self._optimizer = optimizer

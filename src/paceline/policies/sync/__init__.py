@@ -8,6 +8,7 @@
 | `hierarchical` | every step | after H steps | for each exchange | 1 |
 | `daso` | every step | every B steps, taken in W later | at the end of epochs | 2 |
 | `overlap` | every step | after H steps, taken in W later | at the end of epochs | 2 |
+| `gossip` | every F steps with neighbours on a graph; nobody agrees with everybody | the same | for neighbours | 0 |
 | `diloco` | every step | after H steps, outer Nesterov | for each exchange, unless delayed | 2; delayed 2 + 1 / fragments |
 """
 
@@ -20,6 +21,7 @@ from paceline.errors import ConfigError, unknown_name
 from paceline.policies.sync.allreduce import Allreduce
 from paceline.policies.sync.daso import Daso
 from paceline.policies.sync.diloco import Diloco
+from paceline.policies.sync.gossip import Gossip
 from paceline.policies.sync.hierarchical import Hierarchical
 from paceline.policies.sync.local import Local
 from paceline.policies.sync.overlap import Overlap
@@ -35,6 +37,7 @@ SYNC: dict[str, type] = {
     "daso": Daso,
     "overlap": Overlap,
     "diloco": Diloco,
+    "gossip": Gossip,
 }
 
 
@@ -109,6 +112,7 @@ __all__ = [
     "Daso",
     "Diloco",
     "Fixed",
+    "Gossip",
     "Hide",
     "Hierarchical",
     "Local",
