@@ -181,3 +181,36 @@ def test_bad_input():
             pace.loader(numbered(100), 24, partition=plan)
     with pytest.raises(ConfigError, match="shard 1 is empty"):
         ShardSampler(np.zeros(9, np.int64), 2, 4, rank=1, seed=0)
+
+
+def features_and_plan(bad=False):
+    with paceline.init(timeout_s=30) as pace:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        model = pace.wrap(model, optimizer)
+        found = pace.features(numbered(), batch_size=7)
+        own = pace.features(numbered(), fn=lambda batch: batch[0][:, :2], batch_size=50)
+        labels = numbered().tensors[1].numpy()
+        plan = pace.partition(found, None if bad else labels, speeds=[1, -2, 3] if bad else [1, 2, 3])
+        loader = pace.loader(numbered(), 24, partition=plan)
+        for x, y, _ in loader:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return found, own, plan.parts.tolist(), plan.metrics, plan.data is None
+
+
+def test_features_of_the_model_and_a_plan_for_everybody():
+    results = ranks.run(3, features_and_plan, timeout_s=120)
+    found, own, parts, metrics, _ = results[0]
+    model = mlp()
+    x = numbered().tensors[0]
+    with torch.no_grad():
+        np.testing.assert_allclose(found, model[:-1](x).numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(own, x[:, :2].numpy())
+    assert all(result[0] is None for result in results[1:])
+    assert all(result[2] == parts and result[3] == metrics for result in results)
+    assert [result[4] for result in results] == [False, True, True]
+    assert np.bincount(parts).tolist() == [32, 64, 96]
+    outcomes = ranks.outcomes(3, features_and_plan, True)
+    assert all("no shards: speeds must be numbers" in one.error for one in outcomes)

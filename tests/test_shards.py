@@ -72,6 +72,19 @@ def test_same_seed_same_bytes(tmp_path):
     assert (other.parts != shards.load(tmp_path / "a").parts).any()
 
 
+def test_fewer_columns(tmp_path):
+    features, labels = data()
+    plan = paceline.partition(features, labels, speeds=[1, 2], columns=4)
+    plan.save(tmp_path)
+    again = shards.load(tmp_path, features, labels)
+    assert again.columns == 4
+    faster, moves = again.rebalance([1, 1])
+    assert len(moves) == moves.fewest
+    assert faster.metrics["mmd_ratio"] < 0.5
+    with pytest.raises(ConfigError, match="columns must be at least 1"):
+        paceline.partition(features, labels, speeds=[1, 2], columns=0)
+
+
 def test_swaps_within_a_time():
     features, labels = data()
     plain = paceline.partition(features, labels, speeds=[1, 2], method="stratified")

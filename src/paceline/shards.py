@@ -29,7 +29,7 @@ from paceline.policies.partition import chosen, divide
 from paceline.policies.partition.metrics import class_error, mmd_ratio, total_variation
 from paceline.policies.partition.moves import fewest, move
 from paceline.policies.partition.quotas import Ints, quotas, shares
-from paceline.policies.partition.spread import Floats, standardised
+from paceline.policies.partition.spread import Floats, principal, standardised
 from paceline.policies.partition.strata import strata
 from paceline.policies.partition.swaps import refine
 
@@ -71,6 +71,7 @@ class ShardPlan:
         seed: of what was drawn.
         fingerprint: of the data it was made for.
         metrics: how alike shards are.
+        columns: principal components of the features that it looks at; None is the features themselves.
         data: features and labels it was made from, if they are at hand; needed to change it.
     """
 
@@ -82,6 +83,7 @@ class ShardPlan:
     seed: int
     fingerprint: str
     metrics: dict[str, float]
+    columns: int | None = None
     data: tuple[NDArray[Any], NDArray[Any] | None] | None = None
 
     @property
@@ -105,7 +107,7 @@ class ShardPlan:
                 f"{len(speeds)}"
             )
         features, _ = self._data()
-        return self._moved(standardised(features), self.classes, self.parts, speeds)
+        return self._moved(_ready(features, self.columns), self.classes, self.parts, speeds)
 
     def extend(self, features: NDArray[Any], labels: NDArray[Any] | None = None) -> tuple[ShardPlan, Moves]:
         """With more samples, numbered after those there are: a new plan, and what moves beside the new ones.
@@ -124,7 +126,7 @@ class ShardPlan:
         joined = np.concatenate([old, features])
         joined_labels = None if labels is None or old_labels is None else np.concatenate([old_labels, labels])
         _check(joined, joined_labels, self.num_parts)
-        ready = standardised(joined)
+        ready = _ready(joined, self.columns)
         classes = strata(joined_labels, ready, self.num_parts, np.random.default_rng((self.seed, 0)))
         parts = np.concatenate([self.parts, np.full(len(features), -1, np.int64)])
         plan, moves = self._moved(ready, classes, parts, self.speeds)
@@ -181,6 +183,7 @@ class ShardPlan:
                 "schema": SCHEMA,
                 "method": self.method,
                 "seed": self.seed,
+                "columns": self.columns,
                 "speeds": list(self.speeds),
                 "fingerprint": self.fingerprint,
                 "metrics": self.metrics,
@@ -241,6 +244,7 @@ def load(
         content["seed"],
         content["fingerprint"],
         content["metrics"],
+        content["columns"],
         None if features is None else (features, labels),
     )
 
@@ -253,6 +257,7 @@ def partition(
     method: str = "auto",
     seed: int = 0,
     refine_s: float = 0.0,
+    columns: int | None = None,
     tell: Tell = lambda what, share: None,
 ) -> ShardPlan:
     """Divide samples into shards sized by speed, balanced by class, and alike in feature space.
@@ -264,6 +269,7 @@ def partition(
         method: `auto`, `balanced`, `exact`, `stratified`, `contiguous`, `random`, `rcd`, `rcd-cut`.
         seed: of what is drawn; the same seed gives the same plan.
         refine_s: seconds to spend on swaps afterwards.
+        columns: look at so many principal components of the features only; for raw inputs.
         tell: called with what is being done, and how much of it is done.
 
     Raises:
@@ -274,8 +280,10 @@ def partition(
     labels = None if labels is None else np.asarray(labels)
     _check(features, labels, len(speeds))
     name = chosen(method, len(features))
+    if columns is not None and columns < 1:
+        raise ConfigError(f"columns must be at least 1; got {columns}")
     tell("features", 0.0)
-    ready = standardised(features)
+    ready = _ready(features, columns)
     classes = strata(labels, ready, len(speeds), np.random.default_rng((seed, 0)))
     quota = quotas(np.bincount(classes).tolist(), weights)
     random = np.random.default_rng((seed, 1))
@@ -302,6 +310,7 @@ def partition(
         seed,
         fingerprint(features, labels),
         metrics,
+        columns,
         (features, labels),
     )
 
@@ -314,6 +323,12 @@ def fingerprint(features: NDArray[Any], labels: NDArray[Any] | None) -> str:
     if labels is not None:
         digest.update(np.ascontiguousarray(labels).tobytes())
     return digest.hexdigest()[:16]
+
+
+def _ready(features: NDArray[Any], columns: int | None) -> Floats:
+    """On a common scale, and in fewer columns if asked for."""
+    few = columns is not None and columns < features.shape[1]
+    return standardised(principal(features, columns) if few and columns is not None else features)
 
 
 def _metrics(ready: Floats, classes: Ints, parts: Ints, quota: Ints, seed: int) -> dict[str, float]:

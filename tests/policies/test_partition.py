@@ -12,7 +12,7 @@ from paceline.policies.partition import PARTITIONS, chosen, divide
 from paceline.policies.partition.metrics import class_error, mmd_ratio, total_variation
 from paceline.policies.partition.moves import fewest, move
 from paceline.policies.partition.quotas import quotas, shares, turns
-from paceline.policies.partition.spread import Fourier, bandwidth, kernel, standardised
+from paceline.policies.partition.spread import Fourier, bandwidth, kernel, principal, standardised
 from paceline.policies.partition.strata import strata
 from paceline.policies.partition.swaps import refine
 
@@ -70,6 +70,15 @@ def test_fourier_features_are_the_kernel():
     mapped = Fourier(16, width, 8192, random).map(features)
     assert np.abs(mapped @ mapped.T - kernel(features, features, width)).max() < 0.1
     assert bandwidth(np.zeros((9, 3), np.float32), random) == 1.0
+
+
+def test_principal_components():
+    random = np.random.default_rng(0)
+    hidden = random.standard_normal((500, 3)) * [5, 2, 1]
+    features = hidden @ np.linalg.qr(random.standard_normal((20, 3)))[0].T + 0.01 * random.standard_normal((500, 20))
+    found = principal(features, 3)
+    assert np.allclose(np.sort(found.std(axis=0))[::-1], np.sort(hidden.std(axis=0))[::-1], rtol=0.1)
+    assert principal(features, 3).tobytes() == found.tobytes()
 
 
 @pytest.mark.parametrize("method", PARTITIONS)

@@ -22,6 +22,7 @@ from paceline.errors import ConfigError
     help="auto, balanced, exact, stratified, contiguous, random, rcd, rcd-cut.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same plan.")
+@click.option("--columns", type=int, help="Look at so many principal components only; for raw inputs.")
 @click.option("--refine-s", type=float, default=0.0, help="Seconds to spend on swaps afterwards.")
 @click.option("--out", required=True, type=click.Path(file_okay=False), help="Folder for the plan and its picture.")
 @click.option(
@@ -33,6 +34,7 @@ def command(
     speeds: str,
     method: str,
     seed: int,
+    columns: int | None,
     refine_s: float,
     out: str,
     as_json: bool,
@@ -48,8 +50,8 @@ def command(
 
     chosen(method, 1)
     matrix, classes = _array(features), _array(labels) if labels else None
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=as_json) as bar:
+    shown = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*shown, console=Console(stderr=True), transient=True, disable=as_json) as bar:
         task = bar.add_task("features", total=1.0)
         plan = partition(
             matrix,
@@ -58,6 +60,7 @@ def command(
             method=method,
             seed=seed,
             refine_s=refine_s,
+            columns=columns,
             tell=lambda what, share: bar.update(task, description=what, completed=share),
         )
     plan.save(out)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -54,6 +55,19 @@ def evaluate(
     mine = torch.utils.data.Subset(dataset, range(begin, begin + split[comm.rank]))
     sums: dict[str, float] = {}
     count = 0
+    with evaluating(model, comm):
+        if len(mine):
+            loader = torch.utils.data.DataLoader(mine, batch_size=batch_size, generator=torch.Generator(), **dataloader)
+            for number, batch in enumerate(loader):
+                for name, value in fn(to_device(batch, device)).items():
+                    sums[name] = sums.get(name, 0.0) + float(value)
+                count += min(batch_size, len(mine) - number * batch_size)
+    return _joined(comm, sums, count, len(dataset))
+
+
+@contextmanager
+def evaluating(model: PacedModel | None, comm: Comm) -> Iterator[None]:
+    """Inside, gradients are off and the model is in eval mode with worker 0's buffers; its forward communicates nothing."""
     modes = [(part, part.training) for part in model.modules()] if model is not None else []
     if model is not None:
         if model.broadcast_buffers:
@@ -62,20 +76,12 @@ def evaluate(
         model.eval()
     try:
         with torch.no_grad():
-            if len(mine):
-                loader = torch.utils.data.DataLoader(
-                    mine, batch_size=batch_size, generator=torch.Generator(), **dataloader
-                )
-                for number, batch in enumerate(loader):
-                    for name, value in fn(to_device(batch, device)).items():
-                        sums[name] = sums.get(name, 0.0) + float(value)
-                    count += min(batch_size, len(mine) - number * batch_size)
+            yield
     finally:
         if model is not None:
             for part, training in modes:  # one by one: a frozen part may be in eval mode all along
                 part.training = training
             model.require_forward_param_sync = True
-    return _joined(comm, sums, count, len(dataset))
 
 
 def _joined(comm: Comm, sums: dict[str, float], count: int, length: int) -> dict[str, float]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from paceline.comm import Comm, TorchComm, pick_device
 from paceline.config import PLACES, Settings, resolve
@@ -28,7 +29,7 @@ from paceline.policies.balance.shares import split_by_shares
 from paceline.policies.batch import AnyBatch
 from paceline.policies.sync import Gossip, Sync
 from paceline.process import NODE, die_with_launcher
-from paceline.runtime import checkpoint, randomness
+from paceline.runtime import checkpoint, features, randomness
 from paceline.runtime.batches import num_samples
 from paceline.runtime.evaluate import evaluate
 from paceline.runtime.flat import Flat
@@ -403,11 +404,7 @@ class Pace:
         Returns:
             The sums, and `count` == len(dataset).
         """
-        self._catch_up()
-        shares = (1.0,) * self.size
-        if self._loader is not None:
-            shares = tuple(max(float(samples), 0.5) for samples in self._loader.split)
-        split = split_by_shares(shares, len(dataset), Limits.of(self.size))
+        split = self._division(len(dataset))
         with self.consensus():
             totals = evaluate(
                 fn,
@@ -421,6 +418,61 @@ class Pace:
             )
         self._log.write("evaluate", step=self._loader.step if self._loader else 0, **totals)
         return totals
+
+    def _division(self, length: int) -> tuple[int, ...]:
+        """So many samples over the workers, by speed."""
+        self._catch_up()
+        shares = (1.0,) * self.size
+        if self._loader is not None:
+            shares = tuple(max(float(samples), 0.5) for samples in self._loader.split)
+        return split_by_shares(shares, length, Limits.of(self.size))
+
+    def features(
+        self, dataset: Any, fn: Callable[[Any], torch.Tensor] | None = None, batch_size: int = 256, **dataloader: Any
+    ) -> NDArray[np.float32] | None:
+        """A row of features for every sample, computed by all workers; a matrix on worker 0, None elsewhere. Collective.
+
+        Args:
+            dataset: map-style, the whole of it, the same on every worker.
+            fn: batch -> a row per sample; by default what goes into the wrapped model's last linear layer.
+            batch_size: samples per call on one worker.
+            dataloader: further arguments of DataLoader.
+        """
+        split = self._division(len(dataset))
+        with self.consensus():
+            return features.collect(
+                dataset,
+                fn,
+                comm=self.comm,
+                model=self._model,
+                device=self.device,
+                split=split,
+                batch_size=batch_size,
+                **dataloader,
+            )
+
+    def partition(
+        self,
+        matrix: Any,
+        labels: Any = None,
+        *,
+        speeds: Sequence[float] | None = None,
+        method: str = "auto",
+        refine_s: float = 0.0,
+    ) -> ShardPlan:
+        """`paceline.partition` on worker 0, with the plan on every worker. Collective.
+
+        Args:
+            matrix: features, on worker 0; ignored elsewhere.
+            labels: on worker 0.
+            speeds: one per worker; by default what the balance policy has found, or equal.
+            method: of `paceline.partition`.
+            refine_s: seconds to spend on swaps.
+        """
+        found = speeds or (self._loader.split if self._loader is not None else (1,) * self.size)
+        if len(found) != self.size:
+            raise ConfigError(f"speeds must be one per worker: got {len(found)} for {self.size} workers")
+        return features.shared_partition(self.comm, matrix, labels, found, method, self.settings.seed, refine_s)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resume needs: model, optimizer, place in the data, learned speeds, random states.

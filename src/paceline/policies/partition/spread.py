@@ -22,6 +22,22 @@ def standardised(features: NDArray[np.floating]) -> Floats:
     return out
 
 
+def principal(features: NDArray[np.floating], columns: int) -> Floats:
+    """The first principal components: raw inputs in fewer columns."""
+    mean = features.mean(axis=0, dtype=np.float64)
+    total = np.zeros((features.shape[1], features.shape[1]))
+    for begin in range(0, len(features), 16384):
+        part = features[begin : begin + 16384] - mean
+        total += part.T @ part
+    values, vectors = np.linalg.eigh(total)
+    axes = vectors[:, np.argsort(-values)[:columns]]
+    axes *= np.sign(
+        axes[np.abs(axes).argmax(axis=0), np.arange(axes.shape[1])]
+    )  # one of both directions, always the same
+    out: Floats = ((features - mean) @ axes).astype(np.float32)
+    return out
+
+
 def bandwidth(features: Floats, random: np.random.Generator) -> float:
     """The median distance of random pairs; 1 if all samples are the same."""
     count = len(features)
