@@ -214,3 +214,45 @@ def test_features_of_the_model_and_a_plan_for_everybody():
     assert np.bincount(parts).tolist() == [32, 64, 96]
     outcomes = ranks.outcomes(3, features_and_plan, True)
     assert all("no shards: speeds must be numbers" in one.error for one in outcomes)
+
+
+def apart(sync):
+    x, y, _ = numbered().tensors
+    with paceline.init(timeout_s=30, sync=sync, balance="equal") as pace:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        model = pace.wrap(model, optimizer)
+        plan = paceline.partition(x.numpy(), y.numpy(), speeds=[1, 2], method="contiguous")
+        loader = pace.loader(numbered(), 24, partition=plan)
+
+        def loss(batch):
+            return F.cross_entropy(model(batch[0]), batch[1])
+
+        found = pace.dissimilarity(loss, batch_size=50)
+        before = flat(model.module)
+        for batch in loader:
+            loss(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return found, before, plan.parts
+
+
+@pytest.mark.parametrize("sync", ["allreduce", "local:h=4"])
+def test_gradients_of_shards_lie_apart(sync):
+    results = ranks.run(2, apart, sync, timeout_s=60)
+    assert results[0][0] == results[1][0]
+    found, before, parts = results[0]
+    assert torch.equal(before, flat(mlp()))  # looking changes nothing
+    x, y, _ = numbered().tensors
+    gradients = []
+    for part in range(2):
+        model = mlp().double()
+        rows = np.flatnonzero(parts == part)
+        F.cross_entropy(model(x[rows].double()), y[rows]).backward()
+        gradients.append((len(rows) / COUNT, torch.cat([p.grad.view(-1) for p in model.parameters()])))
+    joint = sum(w * g for w, g in gradients)
+    zeta2 = sum(w * float((g - joint).square().sum()) for w, g in gradients)
+    assert found["zeta2"] == pytest.approx(zeta2, rel=1e-4)
+    assert found["square"] == pytest.approx(float(joint.square().sum()), rel=1e-4)
+    with paceline.init() as pace, pytest.raises(ConfigError, match=r"call pace.wrap first"):
+        pace.dissimilarity(lambda batch: batch)

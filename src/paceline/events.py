@@ -11,6 +11,7 @@ Every line is an object with `type` and `t` (seconds since the epoch, on the wri
 | `steps` | with each window | own steps: `step`, `samples`, `data_wait_s`, `compute_s`, `comm_s`, `optimizer_s` (lists) |
 | `topology` | once, after `start` | `names` of nodes, `members` of each |
 | `shards` | owned shards are cut anew | `step`, `epoch`, `moved` samples, `fewest` there could be, `sizes`, `reason` |
+| `dissimilarity` | asked for | `step`, `zeta2`, `square`, `ratio` |
 | `batch` | the global batch changes | `step` (decided at), `start` (holds from), `total`, `before`, `reason`, `noise` (scale, in samples) |
 | `lr` | a rule changes the learning rate with the batch | `step`, `rule`, `factor`, `batch`, `first` (batch the rate was chosen for), `noise` |
 | `sync` | the sync policy changes its pace | `step`, `policy`, `reason`, `state` |
@@ -47,6 +48,7 @@ TYPES = frozenset(
         "window",
         "steps",
         "shards",
+        "dissimilarity",
         "batch",
         "lr",
         "sync",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -25,27 +24,35 @@ COLOURS = (
 
 
 def draw(record: dict[str, Any], folder: Path) -> None:
-    """Rates beside the limit, and score over training time, for every case."""
+    """Rates beside the limit (or, where contenders differ in their batch, time to the target), and score over training time."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    sized = record["suite"].get("samples") is not None
     for case in record["cases"]:
         by_name = {name: runs for name, runs in of_case(record, case).items() if name == "solo" or rates(runs)}
-        total = limit(by_name.pop("solo"))
+        alone = by_name.pop("solo")
+        total = None if sized else limit(alone)
         if not by_name:
             continue
         figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
         for place, (name, runs) in enumerate(reversed(by_name.items())):
             lap, hue = divmod(len(by_name) - 1 - place, len(COLOURS))
             colour, style = COLOURS[hue], ("-", "--", ":")[lap % 3]  # more contenders than colours
-            value, spread = middle(rates(runs))
+            shown = rates(runs, "time_to_target_s" if sized else "samples_per_s")
+            value, spread = middle(shown) if shown else (0.0, 0.0)
             left.barh(
                 place, value, xerr=spread, color=colour, hatch="//" if lap else None, edgecolor="white", linewidth=0
             )
-            share = f"{value:.0f}" + (f" ({value / total:.0%})" if total else "")
-            left.text(value * 0.97, place, share, va="center", ha="right", fontsize=8, color="white")
+            share = f"{value:.0f}" + (f" ({value / total:.0%})" if total else " s" if sized else "")
+            label: dict[str, Any] = {"va": "center", "fontsize": 8}
+            if shown:
+                back = {"facecolor": colour, "edgecolor": "none", "pad": 1.0}
+                left.text(value * 0.97, place, share, ha="right", color="white", bbox=back, **label)
+            else:
+                left.text(0, place, " not reached", **label)
             tests = next(run["figures"]["tests"] for run in runs if run["status"] == "ok")
             times, scores = [t for _, t, _ in tests], [s for _, _, s in tests]
             right.plot(times, scores, color=colour, linestyle=style, label=name, linewidth=1.3)
@@ -53,9 +60,10 @@ def draw(record: dict[str, Any], folder: Path) -> None:
         if total:
             left.axvline(total, color="black", linestyle="--", linewidth=1)
             left.text(total, len(by_name) - 0.4, "sum of workers alone ", ha="right", fontsize=8)
-        most = max([total or 0, *(statistics.median(rates(runs)) for runs in by_name.values())])
+        key = "time_to_target_s" if sized else "samples_per_s"
+        most = max([total or 0.0, *(value for runs in by_name.values() for value in rates(runs, key)), 1e-9])
         left.set_xlim(0, 1.18 * most)
-        left.set_xlabel("samples/s")
+        left.set_xlabel(f"seconds to the target of {case['target']:g}" if sized else "samples/s")
         right.axhline(case["target"], color="grey", linestyle=":", linewidth=1)
         right.set_xlabel("seconds of training (first seed)")
         right.set_ylabel("test accuracy" if case["higher_is_better"] else "test loss")

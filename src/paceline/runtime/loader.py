@@ -192,6 +192,11 @@ class Loader:
         """The batch sampler underneath; code written for DDP calls its `set_epoch`."""
         return self._sampler
 
+    def owned(self) -> torch.utils.data.Dataset[Any]:
+        """The samples of this worker's shard."""
+        assert self.shards is not None
+        return torch.utils.data.Subset(self._loader.dataset, self.shards.samples(self._comm.rank).tolist())
+
     def next_ends_epoch(self) -> bool:
         """Whether the next batch, if it is as large as is known now, is the last of its epoch."""
         cursor = dataclasses.replace(self._sampler.cursor)

@@ -31,6 +31,7 @@ from paceline.policies.sync import Gossip, Sync
 from paceline.process import NODE, die_with_launcher
 from paceline.runtime import checkpoint, features, randomness
 from paceline.runtime.batches import num_samples
+from paceline.runtime.dissimilarity import dissimilarity
 from paceline.runtime.evaluate import evaluate
 from paceline.runtime.flat import Flat
 from paceline.runtime.gossip import GossipRounds
@@ -473,6 +474,39 @@ class Pace:
         if len(found) != self.size:
             raise ConfigError(f"speeds must be one per worker: got {len(found)} for {self.size} workers")
         return features.shared_partition(self.comm, matrix, labels, found, method, self.settings.seed, refine_s)
+
+    def dissimilarity(
+        self, fn: Callable[[Any], torch.Tensor], dataset: Any = None, batch_size: int = 256, **dataloader: Any
+    ) -> dict[str, float]:
+        """How far the gradients of workers' samples lie apart, at what replicas agree on. Collective; also an event.
+
+        Args:
+            fn: batch -> mean loss over it, through the wrapped model.
+            dataset: this worker's samples; by default its shard of the loader's dataset.
+            batch_size: samples per call of `fn`.
+            dataloader: further arguments of DataLoader.
+
+        Returns:
+            `zeta2` = sum_p w_p |grad F_p - grad F|^2, `square` = |grad F|^2, and their `ratio`.
+        """
+        if self._model is None:
+            raise ConfigError("gradients come from the wrapped model: call pace.wrap first")
+        if dataset is None:
+            if self._loader is None or self._loader.shards is None:
+                raise ConfigError("without shards there is nothing to compare: give this worker's samples as dataset=")
+            dataset = self._loader.owned()
+        with self.consensus():
+            found = dissimilarity(
+                fn,
+                dataset,
+                comm=self.comm,
+                model=self._model,
+                device=self.device,
+                batch_size=batch_size,
+                **dataloader,
+            )
+        self._log.write("dissimilarity", step=self._loader.step if self._loader else 0, **found)
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resume needs: model, optimizer, place in the data, learned speeds, random states.
