@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.errors import unknown_name
+from paceline.errors import ConfigError, unknown_name
 from paceline.policies.balance import BALANCE, policy
 from paceline.policies.batch import BATCH, RULES, batch_policy
+from paceline.policies.partition import chosen
 from paceline.policies.sync import SYNC, sync_policy
 
 _SPLIT = "by hand"
@@ -59,7 +60,8 @@ def contender(name: str) -> Contender:
 
     `ddp`, a peer, or paceline with its policies, joined by plus signs: `affine`, `overlap:h=8+affine`,
     `noise-scale:c=2+affine+sqrt` (with a learning-rate rule), `affine+bf16` (compressed gradients). Without a balance policy shares
-    are equal. `+b=512` sets the global batch, and the learning rate by the same rule: `affine+b=512+sqrt`.
+    are equal. `+b=512` sets the global batch, and the learning rate by the same rule: `affine+b=512+sqrt`. `shards=balanced` trains on
+    owned shards sized by speed, `shards=balanced/even` on equal ones.
     """
     for one in _OTHERS:
         if one.name == name:
@@ -81,6 +83,13 @@ def contender(name: str) -> Contender:
                 options["wrap"] = {"compress": part}
             elif part in RULES:
                 options["lr_rule"] = part
+            elif part.startswith("shards="):
+                method, _, even = part.removeprefix("shards=").partition("/")
+                chosen(method, 1)
+                if even not in ("", "even"):
+                    raise ConfigError(f"shards are sized by speed, or 'even'; got {part!r}")
+                options["shards"] = method
+                options["split"] = None if even else _SPLIT
             elif part.startswith("b=") and part[2:].isdecimal() and int(part[2:]):
                 options["batch_size"] = int(part[2:])
             else:

@@ -95,15 +95,15 @@ def _penultimate(model: PacedModel | None) -> Callable[[Any], torch.Tensor]:
 
 
 def shared_partition(
-    comm: Comm, features: Any, labels: Any, speeds: Sequence[float], method: str, seed: int, refine_s: float
+    comm: Comm, features: Any, labels: Any, speeds: Sequence[float], settings: dict[str, Any]
 ) -> ShardPlan:
-    """Worker 0 makes the plan; everybody gets it, or the same error."""
+    """Worker 0 makes the plan, with these settings of `paceline.partition`; everybody gets it, or the same error."""
     plan, text = None, "{}"
     if comm.rank == 0:
         try:
             if features is None:
                 raise ConfigError("features must be given on worker 0")
-            plan = partition(features, labels, speeds=speeds, method=method, seed=seed, refine_s=refine_s)
+            plan = partition(features, labels, speeds=speeds, **settings)
             text = json.dumps(
                 {
                     "method": plan.method,
@@ -135,7 +135,8 @@ def shared_partition(
         quota.reshape(num_classes, num_parts),
         tuple(map(float, speeds)),
         told["method"],
-        seed,
+        settings["seed"],
         told["fingerprint"],
         told["metrics"],
+        settings["columns"],
     )

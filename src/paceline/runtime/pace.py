@@ -460,6 +460,7 @@ class Pace:
         speeds: Sequence[float] | None = None,
         method: str = "auto",
         refine_s: float = 0.0,
+        columns: int | None = None,
     ) -> ShardPlan:
         """`paceline.partition` on worker 0, with the plan on every worker. Collective.
 
@@ -469,11 +470,13 @@ class Pace:
             speeds: one per worker; by default what the balance policy has found, or equal.
             method: of `paceline.partition`.
             refine_s: seconds to spend on swaps.
+            columns: look at so many principal components only; for raw inputs.
         """
         found = speeds or (self._loader.split if self._loader is not None else (1,) * self.size)
         if len(found) != self.size:
             raise ConfigError(f"speeds must be one per worker: got {len(found)} for {self.size} workers")
-        return features.shared_partition(self.comm, matrix, labels, found, method, self.settings.seed, refine_s)
+        settings = {"method": method, "seed": self.settings.seed, "refine_s": refine_s, "columns": columns}
+        return features.shared_partition(self.comm, matrix, labels, found, settings)
 
     def dissimilarity(
         self, fn: Callable[[Any], torch.Tensor], dataset: Any = None, batch_size: int = 256, **dataloader: Any
