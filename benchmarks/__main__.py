@@ -20,6 +20,7 @@ import numpy
 import torch
 
 from benchmarks.interleave import Case, changes, middle, run, settled
+from benchmarks.partition import partitioning
 from paceline.lab.clusterfile import load
 from paceline.policies.balance import policy
 from paceline.types import Limits, Observation
@@ -173,7 +174,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
     parser.add_argument("--quick", action="store_true", help="fewer steps; for trying things out")
-    parser.add_argument("--only", choices=["unlike", "slowed", "equal", "measured", "planning"])
+    parser.add_argument("--only", choices=["unlike", "slowed", "equal", "measured", "planning", "partition"])
     options = parser.parse_args()
     folder = options.out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-bench"
     folder.mkdir(parents=True)
@@ -184,6 +185,7 @@ def main() -> None:
         "slowed": lambda: slowed(folder, 7),
         "equal": lambda: equal(folder, 2 * blocks),
         "measured": lambda: measured(folder, 2 * blocks),
+        "partition": partitioning,
     }
     text = [f"Machine: {json.dumps(machine())}", ""]
     for name, part in parts.items():
