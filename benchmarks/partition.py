@@ -74,7 +74,7 @@ def partitioning() -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     notes = []
-    threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     for method, count, speeds in CASES:
         command = [sys.executable, "-m", "benchmarks.partition", method, str(count), json.dumps(speeds)]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **threads})
