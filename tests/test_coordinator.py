@@ -85,6 +85,30 @@ def workers(
     return in_threads(world, body)
 
 
+def test_owned_shards_are_proposed_anew_only_if_that_is_faster():
+    """Speeds 1:2 with a fixed cost; shards that are equal are worth moving, those at the optimum are not."""
+
+    def body(comm, current):
+        meter = Told()
+        sizing = Sizing(Constant(), 120, 10**6, EventLog(None))
+        coordinator = Coordinator(
+            comm, policy("affine"), Limits.of(2), sizing, every=4, horizon=0, log=EventLog(None), meter=meter
+        )
+        coordinator.owned = lambda: current
+        for step in range(30):
+            coordinator.turn(step, 0)
+            mine = current[comm.rank] + step % 2  # shards are not multiples: batches vary by one
+            compute = 0.01 + (0.002, 0.001)[comm.rank] * mine
+            meter.ready.append(StepTimes(step, mine, 0.0, compute, 0.0, 0.0))
+        return coordinator.proposal, coordinator.book.latest.start
+
+    for current, moves in (((60, 60), True), ((40, 80), False), ((41, 79), False)):
+        for found, start in in_threads(LoopbackWorld(2), lambda comm, current=current: body(comm, current)):
+            assert (found is not None) == moves
+            assert not moves or 36 <= found[0] <= 44  # near the optimum, as far as batches of one size can tell
+            assert start == 0  # plans stay as they are
+
+
 def test_everybody_decides_the_same_and_the_optimum_is_found():
     plans = workers(LoopbackWorld(3), (0.02, 0.02, 0.02), (0.003, 0.0015, 0.001), 20)
     assert plans[0] == plans[1] == plans[2]

@@ -42,6 +42,8 @@ def test_mixing_keeps_the_weighted_mean_and_leads_there(graph, data):
     assert np.allclose(matrix.sum(axis=1), 1)
     share = np.array(samples) / sum(samples)
     assert np.allclose(share @ matrix, share)  # the mean by samples stays
+    moduli = sorted(np.abs(np.linalg.eigvals(matrix)))
+    assert moduli[-2] < 1 - 1e-6  # and all come to it
     groups = rounds(edges)
     assert sorted(edge for group in groups for edge in group) == sorted(edges)
     assert all(len({worker for edge in group for worker in edge}) == 2 * len(group) for group in groups)
@@ -146,6 +148,46 @@ def test_a_nan_stays_with_its_worker_and_is_healed(tmp_path):
     left = [event for event in read(events_path(tmp_path, 0)) if event["type"] == "left-out"]
     assert left
     assert left[0]["replicas"] == [1]
+
+
+class Masked(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = mlp()
+        self.register_buffer("mask", torch.tensor([0.0, float("-inf"), 0.0]))
+        self.register_buffer("seen", torch.zeros(2))
+
+    def forward(self, x):
+        self.seen += 1 + torch.distributed.get_rank()
+        return self.inner(x) + self.mask.clamp(min=-10)
+
+
+def masked(poison):
+    with paceline.init(timeout_s=20, sync="gossip:every=1", balance="equal") as pace:
+        model = Masked()
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        model = pace.wrap(model, optimizer)
+        for x, y, _ in pace.loader(numbered(), 96):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if poison:
+                with torch.no_grad():
+                    model.module.inner[0].weight[0, 0] = float("nan")
+        with pace.consensus():
+            agreed = model.module.mask.clone(), model.module.seen.clone()
+        return model.module.mask.clone(), model.module.seen.clone(), agreed, flat(model.module)
+
+
+def test_buffers_are_mixed_and_masks_stay():
+    results = ranks.run(2, masked, False)
+    for mask, seen, agreed, own in results:
+        assert mask.tolist() == [0.0, float("-inf"), 0.0] == agreed[0].tolist()
+        assert torch.isfinite(own).all()
+        torch.testing.assert_close(seen, results[0][1])  # two workers meet in the middle
+        torch.testing.assert_close(agreed[1], seen)
+    outcomes = ranks.outcomes(2, masked, True)
+    assert any("nor those of its neighbours" in one.error for one in outcomes)
 
 
 def test_gossip_resumes_where_it_was(tmp_path):

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import paceline
 from paceline.errors import ConfigError
 from paceline.events import events_path, read
-from paceline.runtime.owned import ShardSampler, wanted
+from paceline.runtime.owned import ShardSampler, check_room, wanted
+from paceline.types import Limits
 from tests import ranks
 from tests.nets import flat, mlp
 from tests.test_batch import numbered
@@ -138,7 +139,7 @@ def test_shards_follow_speeds_between_epochs(tmp_path):
     assert (event["moved"], event["fewest"], event["sizes"], event["epoch"]) == (32, 32, [96, 64, 32], 2)
     stay = ranks.run(2, train, [1, 1], 2, [(20, 4)], {"run_dir": str(tmp_path / "stay")}, None, None, None, None, False)
     assert np.bincount(stay[0][1]).tolist() == [96, 96]
-    assert "no features to choose moves by" in events_path(tmp_path / "stay", 0).read_text()
+    assert "a plan needs its data to be changed" in events_path(tmp_path / "stay", 0).read_text()
 
 
 def test_resume_keeps_shards(tmp_path):
@@ -162,7 +163,14 @@ def test_when_shards_are_cut_anew():
     assert not wanted(None, [10, 10])
     assert not wanted((12, 12), [96, 96])
     assert not wanted((97, 95), [96, 96])
-    assert wanted((13, 11), [96, 96])
+    assert not wanted((13, 11), [96, 96])  # a sample of the batch is all that is between them
+    assert wanted((130, 110), [96, 96])
+    assert not wanted((11, 11, 10), [64, 64, 64])
+    limits = Limits.of(3, lower=2, cap=(None, 8, None))
+    assert check_room([20, 20, 20], 4, limits) == ""
+    assert "worker 1 would take 9 samples a step, max_local_batch is 8" in check_room([20, 33, 20], 4, limits)
+    assert "worker 2 would take 1 samples a step, min_local_batch is 2" in check_room([20, 20, 7], 4, limits)
+    assert "worker 0 would own nothing" in check_room([0, 20, 7], 4, limits)
 
 
 def test_bad_input():
@@ -172,6 +180,8 @@ def test_bad_input():
         ({"batch": "noise-scale"}, {"partition": plan}, "constant batch"),
         ({}, {"partition": plan, "accumulate": 2}, "without accumulate"),
         ({}, {"partition": plan, "shuffle": False}, "shuffled by themselves"),
+        ({"balance": "dbs"}, {"partition": plan}, "which owned shards do not follow"),
+        ({"max_local_batch": 16}, {"partition": plan}, "max_local_batch"),
     ):
         with paceline.init(**options) as pace:
             with pytest.raises(ConfigError, match=text):
@@ -234,6 +244,7 @@ def apart(sync):
             loss(batch).backward()
             optimizer.step()
             optimizer.zero_grad()
+            pace.dissimilarity(loss, batch_size=50)  # looking in the middle of an epoch disturbs nothing
         return found, before, plan.parts
 
 

@@ -1,7 +1,7 @@
 """`paceline.partition`: shards that follow speed and look alike, as a plan that can be kept, changed and looked at.
 
     plan = paceline.partition(features, labels, speeds=[1, 2, 3])
-    plan.save("shards")                                  # shards/plan.json, shards/plan.npz
+    plan.save("shards")                                  # shards/plan.json and its arrays
     plan, moves = plan.rebalance([1, 1, 3])              # as few samples as possible move
     plan, moves = plan.extend(more_features, more_labels)
 

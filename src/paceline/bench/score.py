@@ -1,7 +1,7 @@
 """Tests of a run, made after it from the replicas its workers kept: writing one takes milliseconds, testing it would take seconds, in
 which exchanges under way would go on for free.
 
-Replicas that differ are tested as their mean, whoever trained them.
+Replicas that differ are tested as their plain mean, whoever trained them.
 """
 
 from __future__ import annotations

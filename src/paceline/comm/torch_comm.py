@@ -207,7 +207,11 @@ class TorchComm:
                 return Work(self, self._lanes[lane % len(self._lanes)].allreduce([tensor]), SUM)
             if small and 2 < self._size <= TWO_HOP_WORKERS:
                 return _TwoHops(self, tensor)
-            return Work(self, dist.all_reduce(tensor, async_op=True), SUM)
+            return Work(self, dist.all_reduce(tensor, group=self._group_for(tensor), async_op=True), SUM)
+
+    def _group_for(self, tensor: torch.Tensor) -> Any:
+        """The default group, or where that knows nothing of the CPU's memory (nccl by itself) the one for small things."""
+        return self._control if tensor.device.type == "cpu" and "gloo" not in self.backend else None
 
     def swap(self, theirs: torch.Tensor, mine: torch.Tensor, lane: int = 0) -> Work:
         """Start sending row i of `mine` to worker i."""
@@ -245,7 +249,9 @@ class TorchComm:
     def broadcast_(self, tensors: list[torch.Tensor]) -> None:
         """Overwrite `tensors` with worker 0's."""
         with self.naming("a broadcast"):
-            for work in [dist.broadcast(tensor, src=0, async_op=True) for tensor in tensors]:
+            for work in [
+                dist.broadcast(tensor, src=0, group=self._group_for(tensor), async_op=True) for tensor in tensors
+            ]:
                 work.wait()
 
     def at(self, step: int, phase: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,14 @@ from paceline.errors import ConfigError, DisagreementError, NonFiniteError
 from paceline.events import EventLog
 from paceline.policies.balance import AnyBalance
 from paceline.policies.balance.window import COLUMNS, observe
+from paceline.policies.balance.wrappers import HeldState
 from paceline.policies.batch import Size
 from paceline.runtime.meter import Meter, StepTimes
 from paceline.runtime.plans import Plan, PlanBook
 from paceline.runtime.sizing import Kept, Sizing, Sketches
 from paceline.types import NO_CAP, Limits, from_plain, to_plain
 
+SHARD_GAIN = 0.02  # of a step's time, for which samples may change hands
 WARM_UP_STEPS = 1  # the first step pays for lazy initialisation and tells nothing about speed
 _HEAD = (
     6  # digest, learned cap, step of a non-finite gradient, step, epoch, whether shares can be cut into micro-batches
@@ -48,7 +51,8 @@ class Coordinator:
     Attributes:
         lag: steps between sending times and reading everybody's; more where workers should not wait for each other.
         micro: this worker cuts its share into micro-batches where it is too large for its memory.
-        owned: workers own shards: what the policy decides is kept as a `proposal`, and plans stay as they are.
+        owned: workers own shards: gives what each takes of them in a step. What the policy would rather have is kept as a `proposal`,
+            and plans stay as they are.
         proposal: see there.
     """
 
@@ -80,7 +84,7 @@ class Coordinator:
         self._epoch_start = 0
         self.learned_cap = NO_CAP
         self.micro, self._all_micro = False, False
-        self.owned = False
+        self.owned: Callable[[], tuple[int, ...]] | None = None
         self.proposal: tuple[int, ...] | None = None
         self.lag = 0
         self._log_plan(0, self.book.latest, "first plan: nothing measured yet", None, changed=True)
@@ -199,9 +203,8 @@ class Coordinator:
                 self._log_plan(step, self.book.latest, "another batch, speeds as known", None, changed=True)
             return
         decision, self._state = self._policy.update(seen, self._state)
-        if self.owned:
-            if self._policy.name not in ("equal", "fixed"):  # they have measured nothing: shards stay as they were made
-                self.proposal = decision.split
+        if self.owned is not None:
+            self._propose(self.owned())
             return
         current = self.book.latest
         changed = decision.split != current.cut(self._total) or current.limits != self._limits
@@ -209,6 +212,20 @@ class Coordinator:
             self.book.add(Plan(self._start(step), self._policy, self._state, self._limits, self._total))
             self.book.forget(step)
         self._log_plan(step, self.book.latest, decision.reason, decision.predicted_s, changed=changed or resized)
+
+    def _propose(self, current: tuple[int, ...]) -> None:
+        """Workers own shards: say what split would be faster than theirs, by more than it is known to err."""
+        policy, state = self._policy, self._state
+        while isinstance(state, HeldState):  # what is held back is for splits that change in every step
+            policy, state = policy.inner, state.live  # type: ignore[attr-defined]
+        best = policy.split(self._total, self._limits, state)
+        now, then = policy.predict_s(current, state), policy.predict_s(best, state)
+        self.proposal = None
+        if now is None or then is None:
+            return
+        gain, need = 1.0 - then[0] / now[0], SHARD_GAIN + 2.0 * now[1] / now[0]
+        if gain > need:
+            self.proposal = best
 
     def _check_place(self, places: np.ndarray[Any, np.dtype[np.float64]]) -> None:
         found = [(int(step), int(epoch)) for step, epoch in places.tolist()]
@@ -362,7 +379,8 @@ class Coordinator:
             ]
         except ConfigError:
             self.sizing.total = min(self.sizing.total, max(self.room, 1))
-            self.book = PlanBook(Plan(0, self._policy, self._state, self._given, self.sizing.total))
+            self._limits = self._fitting(self._given, min(self.sizing.total, self.sizing.length))
+            self.book = PlanBook(Plan(0, self._policy, self._state, self._limits, self.sizing.total))
             return (
                 f"saved by {state['size']} workers under {state['policy']!r}, resumed by {self._comm.size} under "
                 f"{self._policy.name!r}: speeds are measured anew"

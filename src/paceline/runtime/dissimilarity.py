@@ -14,6 +14,7 @@ import torch.utils.data
 from paceline.comm import Comm
 from paceline.errors import ConfigError
 from paceline.runtime.batches import to_device
+from paceline.runtime.hook import WeightedSum
 from paceline.runtime.model import PacedModel
 
 
@@ -23,6 +24,7 @@ def dissimilarity(
     *,
     comm: Comm,
     model: PacedModel,
+    total: WeightedSum,
     device: torch.device,
     batch_size: int,
     **dataloader: Any,
@@ -34,6 +36,7 @@ def dissimilarity(
         dataset: this worker's samples.
         comm: the door to the other workers.
         model: the wrapped model; in eval mode meanwhile.
+        total: the weighted sum, which has no part in this.
         device: where batches are moved.
         batch_size: samples per call of `fn`.
         dataloader: further arguments of DataLoader.
@@ -42,9 +45,13 @@ def dissimilarity(
         `zeta2`, the squared length of the joint gradient as `square`, and `ratio`, one over the other.
     """
     parameters = [p for p in model.module.parameters() if p.requires_grad]
-    total = torch.zeros(sum(p.numel() for p in parameters))
+    mean = torch.zeros(sum(p.numel() for p in parameters))
     count = len(dataset)
     modes = [(part, part.training) for part in model.modules()]
+    if model.broadcast_buffers and total.scope == "all":
+        comm.broadcast_(list(model.module.buffers()))
+    at_outputs, total.at_outputs = total.at_outputs, False
+    model.require_forward_param_sync = False
     model.eval()
     try:
         with model.no_sync():
@@ -58,18 +65,21 @@ def dissimilarity(
                         torch.zeros_like(p).view(-1) if g is None else g.reshape(-1)
                         for p, g in zip(parameters, found, strict=True)
                     ]
-                    total.add_(torch.cat(flat).float().cpu(), alpha=samples / count)
+                    mean.add_(torch.cat(flat).float().cpu(), alpha=samples / count)
     finally:
         for part, training in modes:
             part.training = training
+        total.at_outputs = at_outputs
+        model.require_forward_param_sync = True
+        total.release()
     counts = comm.gather(torch.tensor([float(count)], dtype=torch.float64)).wait().view(-1).tolist()
     whole = sum(counts)
     if not whole:
         raise ConfigError("there must be samples to compare gradients on: no worker has any")
     weight = count / whole
-    joint = total * weight
+    joint = mean * weight
     comm.sum_(joint).wait()
-    away = weight * float((total - joint).double().square().sum()) if count else 0.0
+    away = weight * float((mean - joint).double().square().sum()) if count else 0.0
     parts = comm.gather(torch.tensor([away], dtype=torch.float64)).wait().view(-1).tolist()
     zeta2, square = sum(parts), float(joint.double().square().sum())
     return {"zeta2": zeta2, "square": square, "ratio": zeta2 / square if square else float("inf")}

@@ -47,16 +47,21 @@ def collect(
     begin = sum(split[: comm.rank])
     mine = torch.utils.data.Subset(dataset, range(begin, begin + split[comm.rank]))
     own = fn or _penultimate(model)
-    rows = []
+    rows, problem = [], ""
     with evaluating(model, comm):
         if len(mine):
             loader = torch.utils.data.DataLoader(mine, batch_size, generator=torch.Generator(), **dataloader)
             for batch in loader:
-                found = own(to_device(batch, device))
-                rows.append(found.detach().flatten(1).float().cpu())
+                found = own(to_device(batch, device)).detach().float().cpu()
+                rows.append(found.view(len(found), -1) if found.dim() else found.view(1, 1))
     joined = torch.cat(rows) if rows else torch.zeros(0, 1)
     if len(joined) != len(mine):
-        raise ConfigError(f"features must have a row per sample: got {len(joined)} rows for {len(mine)} samples")
+        problem = (
+            f"features must have a row per sample: worker {comm.rank} got {len(joined)} rows for {len(mine)} samples"
+        )
+    problems = [text for text in comm.gather_text(problem, "collecting features") if text]
+    if problems:
+        raise ConfigError(problems[0])
     everybody = comm.collect(joined.contiguous().view(-1))
     if everybody is None:
         return None
@@ -112,7 +117,7 @@ def shared_partition(
                     "shape": [len(plan.parts), *plan.quota.shape],
                 }
             )
-        except ConfigError as error:
+        except Exception as error:  # told to everybody, or they would wait
             text = json.dumps({"error": str(error)})
     told = json.loads(comm.gather_text(text, SHARING)[0])
     if "error" in told:

@@ -1,11 +1,13 @@
 """Gossip, done: every worker exchanges parameters with its neighbours, chunk by chunk, and mixes. No copy of the model is kept.
 
 Each edge of the graph is a team of two; edges are taken in groups in which nobody has two, in the same order everywhere, so nobody
-waits in a circle. A neighbour that is not finite is passed over, and takes its neighbours' mean.
+waits in a circle. A worker whose parameters are not finite is passed over, and takes its neighbours' mean; if they are no better, the
+run ends. Buffers are mixed too; what is the same on both sides stays, a mask of infinities for one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import torch
 
 from paceline.comm import Comm, Team
-from paceline.errors import CheckpointError
+from paceline.errors import CheckpointError, NonFiniteError
 from paceline.events import EventLog
 from paceline.policies.sync import Moment, SyncState
 from paceline.policies.sync.gossip import Gossip, mixing, neighbours, rounds
@@ -56,7 +58,7 @@ class GossipRounds:
                 self._teams.append(team)
         scope, self._state = policy.init()
         total.scope = scope
-        self._step, self._used, self._depth = 0, 0.0, 0
+        self._step, self._used, self._depth, self._settled = 0, 0.0, 0, True
         chunk = min(CHUNK, max(1, self._everything))
         self._own, self._mixed = self._flat.empty(chunk), self._flat.empty(chunk)
         self._mine, self._theirs = torch.zeros(2 * chunk), torch.zeros(2 * chunk)
@@ -80,6 +82,7 @@ class GossipRounds:
     ) -> None:
         """An optimizer step was made (or skipped, on all counts as one)."""
         self._step += 1
+        self._settled = False
         self._used += self._total.processed
         self._total.processed = 0
         if ends_epoch:
@@ -88,10 +91,12 @@ class GossipRounds:
         if action.send:
             self._mix()
 
-    def _chunks(self) -> Iterator[tuple[int, int]]:
-        chunk = self._mixed.numel()
-        for low in range(0, self._everything, chunk):
-            yield low, min(low + chunk, self._everything)
+    def _chunks(self, end: int | None = None) -> Iterator[tuple[int, int]]:
+        """Pieces of the parameters, then of the buffers: none holds both."""
+        chunk, length = self._mixed.numel(), self._flat.length
+        for begin, stop in ((0, length), (length, self._everything if end is None else end)):
+            for low in range(begin, stop, chunk):
+                yield low, min(low + chunk, stop)
 
     def _read(self, out: torch.Tensor, low: int, high: int) -> None:
         event = self._flat.read(out, low, high, origin=low)
@@ -99,8 +104,8 @@ class GossipRounds:
             event.synchronize()
 
     def finite(self) -> bool:
-        """Whether this worker's replica is finite."""
-        for low, high in self._chunks():
+        """Whether this worker's parameters are finite."""
+        for low, high in self._chunks(self._flat.length):
             self._read(self._mixed, low, high)
             if not bool(torch.isfinite(self._mixed[: high - low]).all()):
                 return False
@@ -120,7 +125,13 @@ class GossipRounds:
         own, weights = mixing(self._used, self._degrees[self._comm.rank], counted)
         if not healthy:  # start again from what neighbours hold
             fine = [float(one[2]) for one in others]
-            own, weights = 0.0, [value / max(1.0, sum(fine)) for value in fine]
+            if not any(fine):
+                near = [rank for _, _, _, rank in others]
+                raise NonFiniteError(
+                    f"parameters must be finite, but those of worker {self._comm.rank} are not at step {self._step}, nor those of its "
+                    f"neighbours {near}. Go back to the last checkpoint; look at the learning rate"
+                )
+            own, weights = 0.0, [value / sum(fine) for value in fine]
         left_out = [rank for _, _, fine, rank in others if not fine]
         num_bytes = 0
         for low, high in self._chunks():
@@ -128,15 +139,19 @@ class GossipRounds:
             self._read(self._own, low, high)
             values = self._own[:count]
             mine, theirs = self._mine[: 2 * count].view(2, count), self._theirs[: 2 * count].view(2, count)
-            if not healthy:
+            tail = low >= self._flat.length
+            if not healthy and not tail:
                 values.zero_()
-            torch.mul(values, own, out=self._mixed[:count])
+            mixed = self._mixed[:count].copy_(values)
             for team, weight in zip(self._teams, weights, strict=True):
                 mine[1 - team.place] = values
                 team.swap(theirs, mine).wait()
                 num_bytes += 4 * count
                 if weight:
-                    self._mixed[:count].add_(theirs[1 - team.place], alpha=weight)
+                    change = theirs[1 - team.place] - values
+                    if tail:
+                        change.masked_fill_(theirs[1 - team.place] == values, 0.0)
+                    mixed.add_(change, alpha=weight)
             self._flat.write(self._mixed, low, high, origin=low)
         if not healthy:
             for state in self._optimizer.state.values():
@@ -159,13 +174,16 @@ class GossipRounds:
 
     def _mean_into(self, out: torch.Tensor) -> None:
         """The mean over all workers, by samples used; collective."""
-        used = self._comm.gather(torch.tensor([self._used], dtype=torch.float64)).wait().view(-1).tolist()
-        weight = self._used / sum(used) if sum(used) else 1.0 / self._comm.size
+        counts = torch.tensor([max(self._used, 1e-9) if self.finite() else 0.0], dtype=torch.float64)
+        used = self._comm.gather(counts).wait().view(-1).tolist()
+        weight = float(counts) / sum(used) if sum(used) else math.nan
         for low, high in self._chunks():
             self._read(self._mixed, low, high)
-            part = self._mixed[: high - low] * weight
+            values = self._mixed[: high - low]
+            part = values * weight if weight else torch.zeros(high - low)
             self._comm.sum_(part).wait()
-            out[low:high] = part
+            same = torch.isinf(values) & ~torch.isfinite(part)  # a mask of infinities is not averaged
+            out[low:high] = torch.where(same, values, part) if low >= self._flat.length else part
 
     def settle(self) -> None:
         """Make all replicas the mean, now; collective."""
@@ -173,10 +191,11 @@ class GossipRounds:
         self._mean_into(mean)
         self._flat.write(mean, 0, self._everything)
         self._flat.fence()
+        self._settled = True
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        """Inside, the model is the mean over all workers; the same on every one."""
+        """Inside, the model is the mean over all workers; the same on every one. Collective, as nobody keeps that mean."""
         if self._depth:
             yield
             return
@@ -206,7 +225,7 @@ class GossipRounds:
             "state": to_plain(self._state),
             "scope": self._total.scope,
             "step": self._step,
-            "settled": False,
+            "settled": self._settled,
             "anchor": mean,
             "momentum": None,
             "probe": None,

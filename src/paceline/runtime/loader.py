@@ -22,7 +22,7 @@ from paceline.runtime.coordinator import Coordinator
 from paceline.runtime.handshake import agree, fingerprint
 from paceline.runtime.hook import WeightedSum
 from paceline.runtime.meter import Meter
-from paceline.runtime.owned import ShardSampler, wanted
+from paceline.runtime.owned import ShardSampler, check_room, wanted
 from paceline.runtime.sampler import Cursor, PlanSampler
 from paceline.runtime.sizing import Sizing
 from paceline.shards import Moves, ShardPlan
@@ -121,7 +121,7 @@ class Loader:
             align=accumulate,
         )
         self.shards, self._moved = partition, moved
-        self.coordinator.owned = partition is not None
+        self._limits = limits
         self._sampler: PlanSampler | ShardSampler
         if partition is None:
             self._sampler = PlanSampler(
@@ -137,6 +137,12 @@ class Loader:
                 drop_last=drop_last,
                 ghost=settings.min_local_batch,
             )
+            self.coordinator.owned = self._sampler.usual
+            problem = check_room(self._sampler.counts, self._sampler.steps, limits)
+            if problem:
+                raise ConfigError(
+                    f"shards must keep the bounds on a worker's batch: {problem}. Change speeds or batch_size"
+                )
         self.ends_epoch = self.ends_update = False
         self.after_batch: Callable[[], None] = lambda: None
         self.before_batch: Callable[[int, int], None] = lambda step, size: None
@@ -302,15 +308,21 @@ class Loader:
             return
         assert proposal is not None
         parts = torch.from_numpy(sampler.parts.astype(np.int64))
-        able = torch.tensor([float(self.shards.data is not None)], dtype=torch.float64)
-        if not float(self._comm.gather(able).wait().view(-1)[0]):
-            self._log.write(
-                "note", text="shards stay as they are: the plan on worker 0 has no features to choose moves by"
-            )
-            self.coordinator.proposal = None
-            return
+        self.coordinator.proposal = None
+        problem = ""
         if self._comm.rank == 0:
-            parts = torch.from_numpy(self.shards.rebalance(proposal)[0].parts.astype(np.int64))
+            try:
+                found = self.shards.rebalance(proposal)[0].parts
+                problem = check_room(
+                    np.bincount(found, minlength=self._comm.size).tolist(), sampler.steps, self._limits
+                )
+                parts = torch.from_numpy(found.astype(np.int64))
+            except Exception as error:
+                problem = str(error)
+        problem = self._comm.gather_text(problem, "cutting shards anew")[0]
+        if problem:
+            self._log.write("note", text=f"shards stay as they are: {problem}")
+            return
         self._comm.broadcast_([parts])
         self.shards, moves = self.shards.with_parts(parts.numpy(), proposal)
         sampler.own(self.shards.parts)
@@ -345,8 +357,10 @@ class Loader:
             self._log.write("note", text="saved with shards of other workers: this run goes on with its own plan")
             return
         counts = np.bincount(parts, minlength=self._comm.size)
-        self.shards, _ = self.shards.with_parts(parts, tuple(int(count) for count in counts))
+        self.shards, moves = self.shards.with_parts(parts, tuple(int(count) for count in counts))
         sampler.own(parts)
+        if len(moves) and self._moved is not None:
+            self._moved(self.shards, moves)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands in the data, and what it has learned about the workers' speed."""
@@ -362,6 +376,7 @@ class Loader:
             "order": orders.digest(self._order, cursor.epoch),
             "balance": self.coordinator.state(),
             "shards": None if self.shards is None else torch.from_numpy(self.shards.parts.astype(np.int32)),
+            "steps": len(self._sampler) if self.shards is not None else 0,
         }
 
     def load_state_dict(self, state: dict[str, Any], own: dict[str, Any] | None = None) -> None:
@@ -390,6 +405,11 @@ class Loader:
                 "a run on owned shards resumes on owned shards, one without them without: see partition="
             )
         if self.shards is not None and isinstance(self._sampler, ShardSampler):
+            if position and not state["over"] and state["steps"] != self._sampler.steps:
+                raise CheckpointError(
+                    f"an epoch on shards goes on in as many steps as it began with: the checkpoint has {state['steps']}, this loader "
+                    f"{self._sampler.steps}. Use the same drop_last"
+                )
             self._take_over(
                 state["shards"].numpy().astype(np.int64), self._sampler, whole=position == 0 or state["over"]
             )
@@ -420,6 +440,11 @@ def _check_shards(
         raise ConfigError(
             f"shards belong to workers: the plan has {plan.num_parts} parts, this run {size} workers. Use plan.rebalance with one "
             f"speed per worker"
+        )
+    if settings.policy.per_epoch:
+        raise ConfigError(
+            f"balance={settings.policy.name!r} moves its own splits by what it sees, which owned shards do not follow: use 'affine', or "
+            f"'equal' for shards that stay"
         )
     if batch_size < size:
         raise ConfigError(

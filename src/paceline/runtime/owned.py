@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from paceline.errors import ConfigError
 from paceline.runtime.order import Shuffled
 from paceline.runtime.sampler import Cursor
+from paceline.types import Limits
 
 
 class ShardSampler(torch.utils.data.Sampler[list[int]]):
@@ -57,17 +58,16 @@ class ShardSampler(torch.utils.data.Sampler[list[int]]):
                 f"shards belong to workers: the plan has {len(counts)} parts, this run {self._size} workers. Rebalance it to "
                 f"{self._size} parts"
             )
-        if not counts[self._rank]:
+        if not counts.all():
             raise ConfigError(
-                f"every worker must own samples: shard {self._rank} is empty. Give its worker a speed above 0"
+                f"every worker must own samples: shard {int(counts.argmin())} is empty. Give its worker a speed above 0"
             )
         self.parts = parts
         self.counts = [int(count) for count in counts]
         self._own = np.flatnonzero(parts == self._rank)
         mixed = hashlib.sha256(f"{self._seed} shard {self._rank}".encode()).digest()
         self._order = Shuffled(len(self._own), int.from_bytes(mixed[:7], "little"))
-        whole = len(parts) / self._batch_size
-        self.steps = max(1, int(whole) if self._drop_last else -int(-whole // 1))
+        self.steps = steps_of(len(parts), self._batch_size, self._drop_last)
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next iteration at the beginning of `epoch`, unless that very epoch is under way."""
@@ -88,6 +88,10 @@ class ShardSampler(torch.utils.data.Sampler[list[int]]):
     def begin(self, cursor: Cursor) -> None:
         """An epoch is about to begin, or to go on."""
         cursor.over = cursor.over or self._turn(cursor.position) >= self.steps
+
+    def usual(self) -> tuple[int, ...]:
+        """What each worker takes of its own in a step, on the mean."""
+        return tuple(max(1, round(count / self.steps)) for count in self.counts)
 
     def split(self, cursor: Cursor) -> tuple[int, ...]:
         """What each worker takes of its own at the cursor."""
@@ -127,11 +131,31 @@ class ShardSampler(torch.utils.data.Sampler[list[int]]):
         return self.steps
 
 
+def steps_of(count: int, batch_size: int, drop_last: bool) -> int:
+    """Steps in an epoch of so many samples."""
+    return max(1, count // batch_size if drop_last else -(-count // batch_size))
+
+
+def check_room(counts: Sequence[int], steps: int, limits: Limits) -> str:
+    """Why shards of these sizes do not keep the bounds on what workers take in a step; empty if they do."""
+    for worker, count in enumerate(counts):
+        if not count:
+            return f"worker {worker} would own nothing"
+        if -(-count // steps) > limits.cap[worker]:
+            return f"worker {worker} would take {-(-count // steps)} samples a step, max_local_batch is {limits.cap[worker]}"
+        if 1 < limits.lower[worker] > count // steps:
+            return (
+                f"worker {worker} would take {count // steps} samples a step, min_local_batch is {limits.lower[worker]}"
+            )
+    return ""
+
+
 def wanted(proposal: Sequence[int] | None, counts: Sequence[int], gain: float = 0.02) -> bool:
-    """Whether shards should be cut anew: some worker would own at least `gain` more or less of what it has."""
+    """Whether shards should be cut anew: some worker would own `gain` more or less, and more than a proposal's rounding."""
     if proposal is None or not sum(proposal):
         return False
     total, whole = sum(proposal), sum(counts)
     return any(
-        abs(share / total * whole - count) > gain * max(1, count) for share, count in zip(proposal, counts, strict=True)
+        abs(share / total * whole - count) > max(gain * count, whole / total, 1.0)
+        for share, count in zip(proposal, counts, strict=True)
     )

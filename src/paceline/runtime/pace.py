@@ -467,12 +467,12 @@ class Pace:
         Args:
             matrix: features, on worker 0; ignored elsewhere.
             labels: on worker 0.
-            speeds: one per worker; by default what the balance policy has found, or equal.
+            speeds: one per worker; equal if left out. What workers turn out to do moves shards between epochs.
             method: of `paceline.partition`.
             refine_s: seconds to spend on swaps.
             columns: look at so many principal components only; for raw inputs.
         """
-        found = speeds or (self._loader.split if self._loader is not None else (1,) * self.size)
+        found = list(speeds) if speeds is not None else [1] * self.size
         if len(found) != self.size:
             raise ConfigError(f"speeds must be one per worker: got {len(found)} for {self.size} workers")
         settings = {"method": method, "seed": self.settings.seed, "refine_s": refine_s, "columns": columns}
@@ -504,6 +504,7 @@ class Pace:
                 dataset,
                 comm=self.comm,
                 model=self._model,
+                total=self._total,
                 device=self.device,
                 batch_size=batch_size,
                 **dataloader,
@@ -609,7 +610,8 @@ class Pace:
             bad = [name for name, p in self._model.module.named_parameters() if not bool(torch.isfinite(p).all())]
             if bad:
                 problem = f"parameter {bad[0]!r} holds NaN or infinity; the checkpoint on disk is kept as it was"
-        if self.is_main and not problem:
+        problems = [text for text in self.comm.gather_text(problem, SAVING) if text]
+        if self.is_main and not problems:
             state["extra"] = {
                 name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in extra.items()
             }
@@ -617,7 +619,7 @@ class Pace:
                 checkpoint.write(Path(path), state)
             except CheckpointError as error:
                 problem = str(error)
-        problems = [text for text in self.comm.gather_text(problem, SAVING) if text]
+        problems = problems or [text for text in self.comm.gather_text(problem, SAVING) if text]
         if problems:
             raise CheckpointError(f"not saved: {problems[0]}")
         self._log.write("state", action="saved", path=str(path), step=self._loader.step if self._loader else 0, note="")

@@ -20,7 +20,7 @@ from functools import partial
 
 import numpy as np
 
-from paceline.errors import unknown_name
+from paceline.errors import ConfigError, unknown_name
 from paceline.policies.partition.balanced import balanced
 from paceline.policies.partition.exact import exact
 from paceline.policies.partition.quotas import Ints
@@ -45,8 +45,10 @@ def chosen(name: str, count: int) -> str:
     """The method of that name, with `auto` resolved for so many samples."""
     if name == "auto":
         return "exact" if count <= AUTO else "balanced"
+    if name == "shuffle":
+        raise ConfigError("'shuffle' is what a run without shards does: leave partition= out")
     if name not in PARTITIONS:
-        raise unknown_name("partition method", name, [*PARTITIONS, "auto", "shuffle"])
+        raise unknown_name("partition method", name, [*PARTITIONS, "auto"])
     return name
 
 

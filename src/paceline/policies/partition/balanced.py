@@ -7,8 +7,11 @@ parts stay near zero: every part looks like its class.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from paceline.errors import ConfigError
 from paceline.policies.partition.quotas import Ints, turns
 from paceline.policies.partition.spread import Floats, Fourier, bandwidth
 
@@ -19,11 +22,10 @@ _ROWS = 16384  # mapped at once
 
 def balanced(features: Floats, classes: Ints, quota: Ints, random: np.random.Generator) -> Ints:
     """The part of every sample."""
-    from scipy.optimize import linear_sum_assignment
-
+    assign = assignment()
     out = np.empty(len(classes), np.int64)
     fourier = Fourier(features.shape[1], bandwidth(features, random), SIZE, random)
-    batch = max(BATCH, quota.shape[1])
+    batch, numbers = max(BATCH, quota.shape[1]), np.arange(quota.shape[1])[:, None]
     for number, row in enumerate(quota):
         members = np.flatnonzero(classes == number)
         if not len(members):
@@ -39,11 +41,22 @@ def balanced(features: Floats, classes: Ints, quota: Ints, random: np.random.Gen
                 some = mapped[low : low + batch]
                 slots = order[begin + low : begin + low + len(some)]
                 cost = (some @ sums.T) * scale
-                rows, columns = linear_sum_assignment(cost[:, slots])
+                rows, columns = assign(cost[:, slots])
                 parts = slots[columns]
                 out[members[begin + low + rows]] = parts
-                np.add.at(sums, parts, some[rows])
+                sums += (parts == numbers).astype(np.float32) @ some[rows]
     return out
+
+
+def assignment() -> Any:
+    """SciPy's linear assignment."""
+    try:
+        from scipy.optimize import linear_sum_assignment
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "this partition needs SciPy: pip install 'paceline[partition]', or use method='exact' or 'stratified'"
+        ) from None
+    return linear_sum_assignment
 
 
 def centre(features: Floats, members: Ints, fourier: Fourier) -> tuple[Floats, Floats]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.policies.partition.balanced import SIZE
+from paceline.policies.partition.balanced import SIZE, centre
 from paceline.policies.partition.quotas import Ints
 from paceline.policies.partition.spread import Floats, Fourier, bandwidth
 
@@ -34,23 +34,24 @@ def mmd_ratio(features: Floats, classes: Ints, parts: Ints, num_parts: int, seed
     """
     random = np.random.default_rng((seed, 0x6D6D64))
     fourier = Fourier(features.shape[1], bandwidth(features, random), SIZE, random)
-    ratios = []
+    ratios: list[float] = []
     for number in range(int(classes.max()) + 1):
         members = np.flatnonzero(classes == number)
         if len(members) < 2:
             continue
-        mapped = np.concatenate(
-            [fourier.map(features[some]) for some in np.array_split(members, -(-len(members) // 16384))]
-        )
-        mapped -= mapped.mean(axis=0)
-        spread = float(np.square(mapped).sum(axis=1).mean())
         count = len(members)
-        for part in range(num_parts):
-            chosen = parts[members] == part
-            size = int(chosen.sum())
+        mean, far = centre(features, members, fourier)
+        spread = float(far.mean(dtype=np.float64))
+        sums = np.zeros((num_parts, fourier.size))
+        for some in np.array_split(members, -(-count // 16384)):
+            away = fourier.map(features[some]) - mean
+            for part in range(num_parts):
+                sums[part] += away[parts[some] == part].sum(axis=0, dtype=np.float64)
+        sizes = np.bincount(parts[members], minlength=num_parts)
+        for part, size in enumerate(sizes.tolist()):
             if not size or size == count or spread <= 1e-12:
                 continue
-            found = float(np.square(mapped[chosen].mean(axis=0)).sum())
+            found = float(np.square(sums[part] / size).sum())
             expected = spread / size * (count - size) / (count - 1)
             ratios.append(found / expected)
     return float(np.mean(ratios)) if ratios else 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.policies.partition.balanced import SIZE, balanced, centre
+from paceline.policies.partition.balanced import SIZE, assignment, balanced, centre
 from paceline.policies.partition.quotas import Ints
 from paceline.policies.partition.spread import Floats, Fourier, bandwidth
 
@@ -28,8 +28,7 @@ def move(features: Floats, classes: Ints, parts: Ints, quota: Ints, random: np.r
         quota: samples of class c for part p, from now on.
         random: draws.
     """
-    from scipy.optimize import linear_sum_assignment
-
+    assign = assignment()
     parts = parts.copy()
     num_parts = quota.shape[1]
     fourier = Fourier(features.shape[1], bandwidth(features, random), SIZE, random)
@@ -51,14 +50,15 @@ def move(features: Floats, classes: Ints, parts: Ints, quota: Ints, random: np.r
         mean, _ = centre(features, members, fourier)
         sums = np.zeros((num_parts, SIZE), np.float32)
         staying = members[parts[members] >= 0]
-        np.add.at(sums, parts[staying], fourier.map(features[staying]) - mean)
+        for some in np.array_split(staying, max(1, -(-len(staying) // 16384))):
+            np.add.at(sums, parts[some], fourier.map(features[some]) - mean)
         scale = np.float32(1.0) / np.maximum(row, 1).astype(np.float32)
         lacking = row - np.bincount(parts[staying], minlength=num_parts)
         slots = random.permutation(np.repeat(np.arange(num_parts), lacking))
         for low in range(0, len(free), 64):
             some, seats = free[low : low + 64], slots[low : low + 64]
             mapped = fourier.map(features[some]) - mean
-            rows, columns = linear_sum_assignment(((mapped @ sums.T) * scale)[:, seats])
+            rows, columns = assign(((mapped @ sums.T) * scale)[:, seats])
             parts[some[rows]] = seats[columns]
             np.add.at(sums, seats[columns], mapped[rows])
     return parts

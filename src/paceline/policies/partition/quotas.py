@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
+from numbers import Real
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +29,11 @@ def shares(speeds: Sequence[float]) -> list[float]:
     if not len(speeds):
         raise ConfigError("speeds must name at least one part, got none")
     for part, speed in enumerate(speeds):
-        if not isinstance(speed, (int, float)) or not math.isfinite(speed) or speed < 0:
+        if not isinstance(speed, Real) or not math.isfinite(speed) or speed < 0:
             raise ConfigError(
                 f"speeds must be numbers of at least 0 (0 for a part that has left); part {part} has {speed!r}"
             )
+    speeds = [float(speed) for speed in speeds]
     total = math.fsum(speeds)
     if total <= 0:
         raise ConfigError(f"at least one part must have a speed above 0; got {list(speeds)}")

@@ -16,9 +16,13 @@ _PAIRS = 2000
 def standardised(features: NDArray[np.floating]) -> Floats:
     """Columns of mean 0 and deviation 1; constant columns are 0."""
     mean = features.mean(axis=0, dtype=np.float64)
-    deviation = features.std(axis=0, dtype=np.float64)
+    pieces = range(0, len(features), 65536)
+    squares = sum(np.square(features[begin : begin + 65536] - mean).sum(axis=0) for begin in pieces)
+    deviation = np.sqrt(squares / max(1, len(features)))
     scale = np.where(deviation > 1e-12 * (1 + np.abs(mean)), deviation, np.inf)
-    out: Floats = ((features - mean) / scale).astype(np.float32)
+    out = np.empty(features.shape, np.float32)
+    for begin in pieces:
+        out[begin : begin + 65536] = (features[begin : begin + 65536] - mean) / scale
     return out
 
 
@@ -34,7 +38,9 @@ def principal(features: NDArray[np.floating], columns: int) -> Floats:
     axes *= np.sign(
         axes[np.abs(axes).argmax(axis=0), np.arange(axes.shape[1])]
     )  # one of both directions, always the same
-    out: Floats = ((features - mean) @ axes).astype(np.float32)
+    out = np.empty((len(features), axes.shape[1]), np.float32)
+    for begin in range(0, len(features), 16384):
+        out[begin : begin + 16384] = (features[begin : begin + 16384] - mean) @ axes
     return out
 
 

@@ -27,8 +27,10 @@ def strata(labels: NDArray[np.generic] | None, features: Floats, num_parts: int,
     """
     if labels is None:
         found = _clusters(features, max(1, min(BINS, len(features) // max(1, 20 * num_parts))), random)
-    elif labels.ndim == 2:
+    elif labels.ndim == 2 and labels.shape[1] > 1:
         found = _rarest(labels)
+    elif labels.ndim == 2:
+        return strata(labels[:, 0], features, num_parts, random)
     elif labels.dtype.kind == "f":
         found = _bins(labels)
     else:
@@ -56,6 +58,10 @@ def _bins(values: NDArray[np.generic]) -> Ints:
 
 
 def _rarest(labels: NDArray[np.generic]) -> Ints:
+    if not np.isin(labels, (0, 1)).all():
+        raise ConfigError(
+            "a matrix of labels must hold 0 and 1 only, a column per label; give classes or numbers as a vector"
+        )
     has = labels.astype(bool)
     often = has.sum(axis=0)
     order = np.where(has, often, np.iinfo(np.int64).max)

@@ -3,8 +3,8 @@ et al. 2017).
 
     x_i <- sum_j P_ij x_j,       P_ij = min(1 / d_i, n_j / (n_i d_j)) for neighbours,     P_ii = what is left
 
-with d the number of neighbours and n the samples a worker has used: Metropolis-Hastings weights. They leave the mean over workers,
-weighted by samples, as it was, and lead all workers there.
+with d the number of neighbours, oneself included, and n the samples a worker has used: Metropolis-Hastings weights. They leave the mean
+over workers, weighted by samples, as it was, and lead all workers there. (Without oneself two workers would swap models for ever.)
 """
 
 from __future__ import annotations
@@ -131,10 +131,11 @@ def mixing(own: float, degree: int, others: Sequence[tuple[float, int]]) -> tupl
     Args:
         own: samples this worker has used.
         degree: how many neighbours it has.
-        others: samples and degree of each neighbour that counts.
+        others: samples and number of neighbours of each neighbour that counts.
 
-    >>> mixing(10, 2, [(10, 2), (10, 2)])
-    (0.0, [0.5, 0.5])
+    >>> mixing(10, 1, [(10, 1)])
+    (0.5, [0.5])
     """
-    weights = [min(1.0 / degree, samples / (own * other)) if own > 0 else 0.0 for samples, other in others]
+    most = 1.0 / (degree + 1)
+    weights = [min(most, samples / (own * (other + 1))) if own > 0 else most for samples, other in others]
     return 1.0 - sum(weights), weights
