@@ -254,7 +254,7 @@ def test_policies_by_name():
         "norm-test:most=0": "at least 1",
         "noise-scale:c=-1": "c must be a positive number",
         "noise-scale:decay=1": "decay",
-        "noise-scale:factor=1": "factor must be above 1",
+        "noise-scale:factor=1": "factor must be a number above 1",
         "noise-scale:shrink=2": "shrink must be below 1",
         "augmented:nu=0": "nu must be a positive number",
         "norm-test:needs=inner": "setting of norm-test",
