@@ -44,7 +44,7 @@ def quotas(counts: Sequence[int], weights: Sequence[float]) -> Ints:
     """Samples of class c for part p.
 
     >>> quotas([10, 3], [0.25, 0.75]).tolist()
-    [[3, 7], [1, 2]]
+    [[3, 7], [0, 3]]
     """
     carry = [0.0] * len(weights)
     rows = []
