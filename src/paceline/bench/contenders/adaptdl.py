@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 
+import numpy as np
 import torch.distributed as dist
 
 from paceline.bench.task import Task, as_it_is
@@ -24,6 +25,8 @@ def train(task: Task) -> None:
     """Train until the task is over."""
     # When imported it makes SIGTERM and SIGINT wait for the next step, to checkpoint there; a worker must end when told to.
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    if not hasattr(np, "int"):  # it was written for NumPy 1, and asks for this alias when it chooses a batch
+        setattr(np, "int", int)  # noqa: B010 (mypy knows no such name)
     import adaptdl.torch as adl
 
     for number, handler in handlers.items():
