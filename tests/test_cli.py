@@ -33,7 +33,7 @@ for epoch in range(int(sys.argv[1])):
         optimizer.step()
         optimizer.zero_grad()
         EXTRA
-print("rank", pace.rank, "policy", pace.settings.policy.name, "arguments", sys.argv[1:])
+print(f"rank {pace.rank} policy {pace.settings.policy.name} arguments {sys.argv[1:]}")  # in one piece: two workers share a pipe
 """
 
 
