@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -89,7 +90,7 @@ def _speeds(text: str) -> list[float]:
         raise click.BadParameter(f"numbers with commas between, as in 1,2,3; got {text!r}") from None
 
 
-def _array(path: str):  # type: ignore[no-untyped-def]
+def _array(path: str) -> Any:
     import numpy as np
 
     try:

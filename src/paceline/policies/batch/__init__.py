@@ -25,6 +25,7 @@ from paceline.policies.batch.protocol import AnyBatch, Batch, Gradients, Size
 from paceline.policies.batch.rates import RULES
 from paceline.policies.batch.schedule import Schedule
 from paceline.policies.batch.wrappers import Bounds, Growth, Hysteresis
+from paceline.policies.named import settings_of, value
 
 BATCH: dict[str, type] = {
     "constant": Constant,
@@ -53,7 +54,7 @@ def batch_policy(name: str) -> AnyBatch:
     head, _, rest = name.partition(":")
     if head not in BATCH:
         raise unknown_name("batch policy", head, BATCH)
-    given = dict(_pair(head, part) for part in rest.split(",") if part)
+    given = settings_of(rest, "a batch policy", f"{head}:most=4096")
     if head == "schedule":
         return _schedule(given)
     made: AnyBatch = _made(BATCH[head], given)
@@ -69,14 +70,7 @@ def batch_policy(name: str) -> AnyBatch:
 def _made(kind: type, given: dict[str, str], *inner: AnyBatch) -> Any:
     """One policy or wrapper from the settings that are its own, which are taken out of `given`."""
     fields = {f.name: f for f in dataclasses.fields(kind) if f.name != "inner"}
-    return kind(*inner, **{name: _value(given.pop(name)) for name in fields if name in given})
-
-
-def _pair(head: str, text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"settings of a batch policy are written name=value, as in '{head}:most=4096'; got {text!r}")
-    return key.strip(), value.strip()
+    return kind(*inner, **{name: value(given.pop(name)) for name in fields if name in given})
 
 
 def _schedule(given: dict[str, str]) -> Schedule:
@@ -88,15 +82,6 @@ def _schedule(given: dict[str, str]) -> Schedule:
             f"a schedule is written begin=batch, as in 'schedule:0=256,50000=512'; got {given!r}"
         ) from None
     return Schedule(points, unit)  # type: ignore[arg-type]
-
-
-def _value(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 __all__ = [

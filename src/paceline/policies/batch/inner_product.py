@@ -7,7 +7,6 @@ The variance over samples comes from that over parts: sum_m b_m (<g_m, g> - ||g|
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -51,10 +50,9 @@ class InnerProduct:
 
     def update(self, seen: Gradients, state: Averages) -> tuple[Size, Averages]:
         """Test one step."""
-        wrong = passed_over(seen)
-        if wrong or seen.joint <= 0:
-            skipped = state.skipped + (not seen.finite and len(seen.sizes) > 1)
-            return Size(seen.total, warning=wrong), dataclasses.replace(state, skipped=skipped)
+        nothing = passed_over(seen, state)
+        if nothing is not None or seen.joint <= 0:
+            return nothing or (Size(seen.total), state)
         state = state.add(seen, _DECAY)
         needed, reason = self.wanted(seen)
         if needed <= seen.total:

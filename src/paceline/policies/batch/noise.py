@@ -13,10 +13,11 @@ A single step's ratio is wild while B is far below Bn: numerator and denominator
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
-from paceline.policies.batch.protocol import Gradients
+from paceline.policies.batch.protocol import Gradients, Size
 
 
 def unbiased(seen: Gradients) -> tuple[float, float]:
@@ -65,8 +66,16 @@ class Averages:
         return max(0.0, self.trace) / self.square if self.square > 0 else math.inf
 
 
-def passed_over(seen: Gradients) -> str:
-    """Why an observation tells nothing; empty if it tells something."""
+def passed_over(seen: Gradients, state: Averages) -> tuple[Size, Averages] | None:
+    """The batch as it is and why, if an observation tells nothing; what is not finite is counted."""
+    wrong = _wrong(seen)
+    if not wrong:
+        return None
+    skipped = state.skipped + (not seen.finite and len(seen.sizes) > 1)
+    return Size(seen.total, warning=wrong), dataclasses.replace(state, skipped=skipped)
+
+
+def _wrong(seen: Gradients) -> str:
     if len(seen.sizes) < 2:
         return "one part of a batch shows no variance: at least two workers, or pace.step with micro-batches"
     if not seen.finite:

@@ -5,7 +5,6 @@ At B = Bn a step is half as good as one with an infinite batch, and costs twice 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -56,10 +55,9 @@ class NoiseScale:
 
     def update(self, seen: Gradients, state: Averages) -> tuple[Size, Averages]:
         """One more observation, and the batch it asks for."""
-        wrong = passed_over(seen)
-        if wrong:
-            skipped = state.skipped + (not seen.finite and len(seen.sizes) > 1)
-            return Size(seen.total, warning=wrong), dataclasses.replace(state, skipped=skipped)
+        nothing = passed_over(seen, state)
+        if nothing is not None:
+            return nothing
         state = state.add(seen, self.decay)
         noise = state.noise
         if noise is None or state.weight < 1.0 - self.decay**self.patience - 1e-12:

@@ -10,7 +10,6 @@ follows the noise scale in disguise. It never shrinks; on a noisy statistic that
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -62,10 +61,9 @@ class NormTest:
 
     def update(self, seen: Gradients, state: Averages) -> tuple[Size, Averages]:
         """Test one step."""
-        wrong = passed_over(seen)
-        if wrong:
-            skipped = state.skipped + (not seen.finite and len(seen.sizes) > 1)
-            return Size(seen.total, warning=wrong), dataclasses.replace(state, skipped=skipped)
+        nothing = passed_over(seen, state)
+        if nothing is not None:
+            return nothing
         state = state.add(seen, _DECAY)
         trace, _ = unbiased(seen)
         allowed, largest = self.eta**2 * seen.joint, math.ceil(seen.samples / self.eta**2)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from paceline.policies.batch.protocol import AnyBatch, Gradients, Needs, Size, i
 
 
 @dataclass(frozen=True, slots=True)
-class _Around:
+class _Around(ABC):
     """Shared by all wrappers: everything is the inner policy's, but what it asks for is looked at."""
 
     inner: AnyBatch
@@ -48,9 +49,9 @@ class _Around:
         asked, state = self.inner.update(seen, state)
         return (asked if asked.total == seen.total else self.hold(asked, seen)), state
 
+    @abstractmethod
     def hold(self, asked: Size, seen: Gradients) -> Size:
         """What is left of it."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

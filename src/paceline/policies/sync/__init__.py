@@ -15,9 +15,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from paceline.errors import ConfigError, unknown_name
+from paceline.policies.named import settings_of, value
 from paceline.policies.sync.allreduce import Allreduce
 from paceline.policies.sync.daso import Daso
 from paceline.policies.sync.diloco import Diloco
@@ -50,14 +50,7 @@ def sync_policy(name: str) -> Sync:
     head, _, rest = name.partition(":")
     if head not in SYNC:
         raise unknown_name("sync policy", head, SYNC)
-    return _configured(SYNC[head], head, dict(_pair(head, part) for part in rest.split(",") if part))
-
-
-def _pair(head: str, text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"settings of a sync policy are written name=value, as in '{head}:h=8'; got {text!r}")
-    return key.strip(), value.strip()
+    return _configured(SYNC[head], head, settings_of(rest, "a sync policy", f"{head}:h=8"))
 
 
 def _configured(kind: type, head: str, given: dict[str, str]) -> Sync:
@@ -66,15 +59,15 @@ def _configured(kind: type, head: str, given: dict[str, str]) -> Sync:
     settings: dict[str, object] = {}
     terms: dict[str, object] = {}
     for key, text in given.items():
-        value = _value(text)
+        read = value(text)
         if key == "h" and "steps" in own:
-            settings["steps"] = Fixed(value)
+            settings["steps"] = Fixed(read)
         elif key == "steps" and "steps" in own:
             settings["steps"] = _rule(text)
         elif key in own - {"terms", "steps"}:
-            settings[key] = value
+            settings[key] = read
         elif key in inner:
-            terms[key] = text if isinstance(getattr(Terms(), key), str) else value
+            terms[key] = text if isinstance(getattr(Terms(), key), str) else read
         else:
             raise unknown_name(
                 f"setting of {head}", key, sorted((own - {"terms"}) | inner | ({"h"} if "steps" in own else set()))
@@ -91,17 +84,6 @@ def _rule(text: str) -> Fixed | QSR | Hide:
         raise ConfigError(f"steps must be 'hide' or 'qsr', or say h=8 for a fixed number; got {text!r}")
     made: QSR | Hide = rules[text]()
     return made
-
-
-def _value(text: str) -> Any:
-    if text in ("true", "false", "none"):
-        return {"true": True, "false": False, "none": None}[text]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 __all__ = [
