@@ -536,3 +536,15 @@ def test_every_event_of_a_batch_has_a_reason(tmp_path):
     assert changes
     assert all("eta=0.3" in e["reason"] and "c=10.1" in e["reason"] and e["total"] > e["before"] for e in changes)
     assert max(len(batch) for batch in joined(results)) <= 96
+
+
+@pytest.mark.parametrize("sync", ["allreduce", "local:h=2"])
+def test_goodput_tries_a_larger_batch_then_weighs_noise_against_cost(sync, tmp_path):
+    """Equal workers with equal shares tell nothing about fixed costs, until the batch has changed once."""
+    options = {"batch": "goodput:patience=1,least=8", "run_dir": str(tmp_path), "balance": "equal", "sync": sync}
+    results = ranks.run(2, train, {**options, "replan_every": 2}, None, 3, timeout_s=60)
+    for rank in (0, 1):
+        reasons = [e["reason"] for e in read(events_path(tmp_path, rank)) if e["type"] == "batch"]
+        assert "30 samples tell what a step of 24 costs before its first" in reasons[0]
+        assert any("fixed cost is worth" in reason for reason in reasons), reasons
+    assert sorted(chain(*joined(results))) == sorted(list(range(COUNT)) * 3)

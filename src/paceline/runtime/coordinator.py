@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from paceline.comm import Comm, PendingGather
 from paceline.errors import ConfigError, DisagreementError, NonFiniteError
@@ -22,11 +23,13 @@ from paceline.policies.balance import AnyBalance
 from paceline.policies.balance.window import COLUMNS, observe
 from paceline.policies.balance.wrappers import HeldState
 from paceline.policies.batch import Size
+from paceline.policies.batch.cost import Cost
 from paceline.runtime.meter import Meter, StepTimes
 from paceline.runtime.plans import Plan, PlanBook
 from paceline.runtime.sizing import Kept, Sizing, Sketches
-from paceline.types import NO_CAP, Limits, from_plain, to_plain
+from paceline.types import NO_CAP, Limits, Observation, from_plain, to_plain
 
+Rows = NDArray[np.float64]
 SHARD_GAIN = 0.02  # of a step's time, for which samples may change hands
 WARM_UP_STEPS = 1  # the first step pays for lazy initialisation and tells nothing about speed
 _HEAD = (
@@ -73,6 +76,7 @@ class Coordinator:
         self._comm, self._policy, self._given, self._limits, self.sizing = comm, policy, limits, limits, sizing
         self._every, self._horizon, self._log, self._meter, self._align = every, horizon, log, meter, align
         self._state = policy.init(comm.size)
+        self._cost = Cost.unknown(comm.size)
         self.book = PlanBook(Plan(0, policy, self._state, limits, sizing.total))
         self._times: list[StepTimes] = []
         self._sizes: set[int] = set()  # batches this worker has had
@@ -138,7 +142,7 @@ class Coordinator:
 
     def resize(self, step: int, sketches: Sketches) -> None:
         """A round of local training has ended before `step`: decide the batch from its gradients' sketches."""
-        self._adopt(self.sizing.from_sketches(sketches, self.room), step)
+        self._adopt(self.sizing.from_sketches(sketches, self.room, self._fixed(sketches.exchange_s)), step)
 
     def follow(self, step: int, total: int) -> None:
         """A schedule has this batch at `step`: what is decided from now on is for it."""
@@ -185,18 +189,19 @@ class Coordinator:
         self._under_way = self._comm.gather(row)
         self._asked, self._last_ask = (step - 1, epoch, ends_epoch), step
 
-    def _decide(self, rows: np.ndarray[Any, np.dtype[np.float64]], step: int) -> None:
+    def _decide(self, rows: Rows, step: int) -> None:
         self._check_place(rows[:, 3:5])
         self._check_digests(rows[:, 0])
         self._check_finite(rows[:, 2])
         self._all_micro = bool(rows[:, 5].all())
         self._limits = self._with_learned(rows[:, 1])
         times = rows[:, _HEAD : self._width].reshape(len(rows), self._every, len(COLUMNS))
-        resized = self.sizing.measures and self._adopt(self.sizing.from_window(rows[:, self._width :], self.room), step)
         seen_step, epoch, ends_epoch = self._asked
         seen = observe(
             times, step=seen_step, epoch=epoch, ends_epoch=ends_epoch, total=self._total, limits=self._limits
         )
+        resized = self._sized(rows[:, self._width :], times, seen, step)
+        seen = dataclasses.replace(seen, total=self._total, limits=self._limits)
         self._log_window(times, seen)
         if not any(seen.samples) and not ends_epoch:
             if resized:
@@ -213,6 +218,28 @@ class Coordinator:
             self.book.forget(step)
         self._log_plan(step, self.book.latest, decision.reason, decision.predicted_s, changed=changed or resized)
 
+    def _sized(self, gradients: Rows, times: Rows, seen: Observation, step: int) -> bool:
+        """Learn what steps cost, and decide the batch from a window's gradients; whether it is another one now."""
+        if not self.sizing.measures:
+            return False
+        if any(seen.samples):
+            exchange = times[:, :, COLUMNS.index("comm_s")].min(axis=0)  # whoever is last waits for the exchange alone
+            there = exchange[np.isfinite(exchange)]
+            self._cost = self._cost.add(seen, float(np.median(there)) if there.size else 0.0)
+        return self._adopt(self.sizing.from_window(gradients, self.room, self._fixed()), step)
+
+    def _fixed(self, further_s: float = 0.0) -> float | None:
+        """What a step costs before its first sample, in samples, with batches divided as they are."""
+        owned, plan = self.owned, self.book.latest
+        free = dataclasses.replace(plan.limits, cap=(NO_CAP,) * self._comm.size)
+
+        def divide(total: int) -> tuple[int, ...]:
+            if owned is None:
+                return plan.policy.split(total, free, plan.state)
+            return tuple(share * total // self._total for share in owned())
+
+        return self._cost.fixed(self._total, divide, further_s)
+
     def _propose(self, current: tuple[int, ...]) -> None:
         """Workers own shards: say what split would be faster than theirs, by more than it is known to err."""
         policy, state = self._policy, self._state
@@ -227,7 +254,7 @@ class Coordinator:
         if gain > need:
             self.proposal = best
 
-    def _check_place(self, places: np.ndarray[Any, np.dtype[np.float64]]) -> None:
+    def _check_place(self, places: Rows) -> None:
         found = [(int(step), int(epoch)) for step, epoch in places.tolist()]
         common = Counter(found).most_common(1)[0][0]
         for rank, (step, epoch) in enumerate(found):
@@ -237,7 +264,7 @@ class Coordinator:
                     f"others are at step {common[0]} of epoch {common[1]}. Do not break, peek or loop on one worker alone"
                 )
 
-    def _check_digests(self, digests: np.ndarray[Any, np.dtype[np.float64]]) -> None:
+    def _check_digests(self, digests: Rows) -> None:
         if len(set(digests.tolist())) > 1:
             common = Counter(digests.tolist()).most_common(1)[0][0]
             odd = [rank for rank, value in enumerate(digests.tolist()) if value != common]
@@ -246,7 +273,7 @@ class Coordinator:
                 f"their arithmetic or their version differs. Run the same version of paceline and numpy everywhere"
             )
 
-    def _check_finite(self, steps: np.ndarray[Any, np.dtype[np.float64]]) -> None:
+    def _check_finite(self, steps: Rows) -> None:
         bad = [(rank, int(at)) for rank, at in enumerate(steps.tolist()) if at >= 0]
         if bad:
             first = min(at for _, at in bad)  # a step later everybody computes with what the sum has carried over
@@ -256,7 +283,7 @@ class Coordinator:
                 f"used the sum. Go back to the last checkpoint; look at the learning rate and at that worker's samples"
             )
 
-    def _with_learned(self, caps: np.ndarray[Any, np.dtype[np.float64]]) -> Limits:
+    def _with_learned(self, caps: Rows) -> Limits:
         """The user's limits, tightened by what out-of-memory errors have taught, as far as the batch still fits."""
         limits = self._tightened([int(cap) for cap in caps.tolist()], min(self.sizing.largest, self.sizing.length))
         if limits is self._given and (caps < self._given.cap_array).any():
@@ -294,7 +321,7 @@ class Coordinator:
             digest=self.book.digest(self._total),
         )
 
-    def _log_window(self, times: np.ndarray[Any, np.dtype[np.float64]], seen: Any) -> None:
+    def _log_window(self, times: Rows, seen: Any) -> None:
         if self._log.path is None:
             return
         samples, busy, comm = times[:, :, 0], times[:, :, 1] + times[:, :, 2] + times[:, :, 4], times[:, :, 3]
@@ -338,6 +365,7 @@ class Coordinator:
                 for plan in self.book.plans
             ],
             "sizing": self.sizing.plain(),
+            "cost": to_plain(self._cost),
             "proposal": self.proposal,
             "micro": self._all_micro,
             "under_way": kept,
@@ -386,6 +414,7 @@ class Coordinator:
                 f"{self._policy.name!r}: speeds are measured anew"
             )
         self._state = learned
+        self._cost = from_plain(self._cost, state["cost"]) if "cost" in state else self._cost
         self.proposal = None if state["proposal"] is None else tuple(state["proposal"])
         self.book = PlanBook(plans[0])
         for plan in plans[1:]:

@@ -164,7 +164,11 @@ class Rounds:
                     self._total.step, ends=action.send, begins=action.merge or action.wait, next_ends=last
                 )
                 if found is not None:
-                    self._resize(self._total.step + 1, found)
+                    waited = self._round.transfer_s if self._blocked and self._round is not None else 0.0
+                    self._resize(
+                        self._total.step + 1,
+                        dataclasses.replace(found, exchange_s=waited / max(1, self._state.every)),
+                    )
         elif ends_epoch:
             loss()
         now = time.perf_counter()

@@ -36,11 +36,13 @@ class Sketches:
         step: the step.
         samples: of each replica, that its gradient is the mean of.
         rows: a sketch of each.
+        exchange_s: what the round's exchange added to each of its steps.
     """
 
     step: int
     samples: list[float]
     rows: list[list[float]]
+    exchange_s: float = 0.0
 
 
 class Sizing:
@@ -89,12 +91,13 @@ class Sizing:
         flat = [number for slot in slots for number in slot]
         return flat + [math.nan] * (self.numbers(every) - len(flat))
 
-    def from_window(self, rows: NDArray[np.float64], room: int) -> Size | None:
+    def from_window(self, rows: NDArray[np.float64], room: int, fixed: float | None = None) -> Size | None:
         """Decide from everybody's steps of a window; None if there is nothing to tell.
 
         Args:
             rows: what `pack` gave, by worker.
             room: the largest batch that fits the workers' memory.
+            fixed: the fixed cost of a step, in samples.
         """
         by_step: dict[int, list[tuple[float, ...]]] = defaultdict(list)
         workers: dict[int, set[int]] = defaultdict(set)
@@ -117,6 +120,7 @@ class Sizing:
                     total=self.total,
                     most=min(self.length, room),
                     first=self._first,
+                    fixed=fixed,
                     sizes=tuple(part[0] for part in parts),
                     squares=tuple(part[1] for part in parts),
                     joint=joint,
@@ -126,7 +130,7 @@ class Sizing:
             )
         return asked
 
-    def from_sketches(self, sketches: Sketches, room: int) -> Size | None:
+    def from_sketches(self, sketches: Sketches, room: int, fixed: float | None = None) -> Size | None:
         """Decide from the sketches of all replicas' gradients."""
         told = [(b, row) for b, row in zip(sketches.samples, sketches.rows, strict=True) if b > 0]
         sizes = tuple(b for b, _ in told)
@@ -138,6 +142,7 @@ class Sizing:
                 total=self.total,
                 most=min(self.length, room),
                 first=self._first,
+                fixed=fixed,
                 sizes=sizes,
                 squares=tuple(_dot(row, row) for _, row in told),
                 joint=_dot(joint, joint) if joint else math.nan,

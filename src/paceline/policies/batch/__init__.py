@@ -7,6 +7,7 @@
 | `norm-test` | grows until noise is a share `eta` of the gradient (Lau et al. 2024) | norms |
 | `inner-product` | grows until the gradient points downhill (Bollapragada et al. 2018) | inner products |
 | `augmented` | and does not stray sideways | inner products |
+| `goodput` | makes most progress per second, from the noise scale and the fixed cost of a step (Qiao et al. 2021) | norms |
 | `noise-scale` | follows `c` times the gradient noise scale, up and down (McCandlish et al. 2018) | norms |
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 from paceline.errors import ConfigError, unknown_name
 from paceline.policies.batch.augmented import Augmented
 from paceline.policies.batch.constant import Constant
+from paceline.policies.batch.goodput import Goodput
 from paceline.policies.batch.inner_product import InnerProduct
 from paceline.policies.batch.noise_scale import NoiseScale
 from paceline.policies.batch.norm_test import NormTest
@@ -34,6 +36,7 @@ BATCH: dict[str, type] = {
     "inner-product": InnerProduct,
     "augmented": Augmented,
     "noise-scale": NoiseScale,
+    "goodput": Goodput,
 }
 _AROUND: dict[str, tuple[type, ...]] = {
     "constant": (),
@@ -42,6 +45,7 @@ _AROUND: dict[str, tuple[type, ...]] = {
     "inner-product": (Growth, Bounds),
     "augmented": (Growth, Bounds),
     "noise-scale": (Hysteresis, Growth, Bounds),
+    "goodput": (Hysteresis, Growth, Bounds),
 }
 
 
@@ -92,6 +96,7 @@ __all__ = [
     "Batch",
     "Bounds",
     "Constant",
+    "Goodput",
     "Gradients",
     "Growth",
     "Hysteresis",

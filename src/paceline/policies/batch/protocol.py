@@ -25,6 +25,7 @@ class Gradients:
         squares: ||g_m||^2, with g_m the mean gradient over part m.
         joint: ||g||^2, with g = sum_m b_m g_m / sum_m b_m.
         inner: <g_m, g>; empty unless the policy asks for it.
+        fixed: what a step costs before its first sample, in samples; None while unknown.
     """
 
     step: int
@@ -35,6 +36,7 @@ class Gradients:
     squares: tuple[float, ...] = ()
     joint: float = math.nan
     inner: tuple[float, ...] = ()
+    fixed: float | None = None
 
     @property
     def finite(self) -> bool:
