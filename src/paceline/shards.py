@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from paceline.errors import ConfigError
 from paceline.policies.partition import chosen, divide
-from paceline.policies.partition.metrics import class_error, mmd_ratio, total_variation
+from paceline.policies.partition.metrics import class_error, mmd_ratio, total_variation, wasserstein_ratio
 from paceline.policies.partition.moves import fewest, move
 from paceline.policies.partition.quotas import Ints, quotas, shares
 from paceline.policies.partition.spread import Floats, principal, standardised
@@ -326,9 +326,10 @@ def fingerprint(features: NDArray[Any], labels: NDArray[Any] | None) -> str:
 
 
 def _ready(features: NDArray[Any], columns: int | None) -> Floats:
-    """On a common scale, and in fewer columns if asked for."""
-    few = columns is not None and columns < features.shape[1]
-    return standardised(principal(features, columns) if few and columns is not None else features)
+    """Columns on a common scale; or fewer ones, as long as they are: a later component counts for less."""
+    if columns is not None and columns < features.shape[1]:
+        return principal(features, columns)
+    return standardised(features)
 
 
 def _metrics(ready: Floats, classes: Ints, parts: Ints, quota: Ints, seed: int) -> dict[str, float]:
@@ -336,6 +337,7 @@ def _metrics(ready: Floats, classes: Ints, parts: Ints, quota: Ints, seed: int) 
         "class_error": float(class_error(classes, parts, quota)),
         "class_total_variation": total_variation(classes, parts, quota.shape[1]),
         "mmd_ratio": mmd_ratio(ready, classes, parts, quota.shape[1], seed),
+        "wasserstein_ratio": wasserstein_ratio(ready, parts, quota.shape[1], seed),
     }
 
 

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.partition import samples
 from paceline.errors import ConfigError
 from paceline.policies.partition import PARTITIONS, chosen, divide
-from paceline.policies.partition.metrics import class_error, mmd_ratio, total_variation
+from paceline.policies.partition.metrics import class_error, mmd_ratio, total_variation, wasserstein_ratio
 from paceline.policies.partition.moves import fewest, move
 from paceline.policies.partition.quotas import quotas, shares, turns
 from paceline.policies.partition.spread import Fourier, bandwidth, kernel, principal, standardised
@@ -112,6 +113,62 @@ def test_how_alike_shards_are():
         assert found["exact", name] < 0.15
     assert found["rcd-cut", "even"] < 0.4
     assert found["rcd-cut", "uneven"] > 1
+
+
+def dissimilarity(features, classes, parts, random):
+    """sum_p w_p |grad F_p - grad F|^2 of a network of one hidden layer, by hand."""
+    first, second = random.standard_normal((64, 32)) / 8, random.standard_normal((32, 10)) / 6
+    hidden = np.maximum(features @ first, 0)
+    out = np.exp(hidden @ second)
+    error = out / out.sum(axis=1, keepdims=True) - np.eye(10)[classes]
+    back = (error @ second.T) * (hidden > 0)
+
+    def gradient(some):
+        lower, upper = features[some].T @ back[some], hidden[some].T @ error[some]
+        return np.concatenate([lower.ravel(), upper.ravel()]) / len(some)
+
+    whole = gradient(np.arange(len(parts)))
+    members = [np.flatnonzero(parts == part) for part in range(int(parts.max()) + 1)]
+    return sum(len(some) / len(parts) * np.square(gradient(some) - whole).sum() for some in members)
+
+
+def test_the_values_of_60000_samples():
+    """Of a random division: MMD at most 0.15 (`balanced`) and 0.09 (`exact`), gradients' dissimilarity at most 0.35; moves the fewest."""
+    raw, classes = samples("embeddings", 60_000)
+    features, speeds = standardised(raw), [1, 2, 3, 4, 5, 6]
+    quota = quotas(np.bincount(classes).tolist(), shares(speeds))
+    parts = {
+        method: divide(method, features, classes, quota, np.random.default_rng(0))
+        for method in ("random", "balanced", "exact")
+    }
+    chance = dissimilarity(features, classes, parts["random"], np.random.default_rng(3))
+    for method, most in (("balanced", 0.15), ("exact", 0.09)):
+        assert mmd_ratio(features, classes, parts[method], 6, 1) < most
+        assert total_variation(classes, parts[method], 6) < 0.001
+        assert wasserstein_ratio(features, parts[method], 6, 1) < 0.75  # fine steps of single directions are not looked at
+        assert dissimilarity(features, classes, parts[method], np.random.default_rng(3)) < 0.35 * chance
+    later = quotas(np.bincount(classes).tolist(), shares([2, 2, 3, 4, 5, 5]))
+    moved = move(features, classes, parts["balanced"], later, np.random.default_rng(0))
+    assert (moved != parts["balanced"]).sum() == fewest(quota, later)
+    assert mmd_ratio(features, classes, moved, 6, 1) < 0.12
+
+
+def test_more_parts_than_are_divided_at_once():
+    features, classes = blobs(6000)
+    quota = quotas(np.bincount(classes).tolist(), shares([1 + number % 3 for number in range(600)]))
+    parts = divide("balanced", features, classes, quota, np.random.default_rng(0))
+    assert class_error(classes, parts, quota) == 0
+    chance = divide("stratified", features, classes, quota, np.random.default_rng(0))
+    assert mmd_ratio(features, classes, parts, 600, 1) < 0.9 * mmd_ratio(features, classes, chance, 600, 1)
+
+
+def test_wasserstein_distances_of_a_random_division_and_of_a_sorted_one():
+    features, _ = blobs(3000)
+    random = np.random.default_rng(99)  # not the one that drew the classes
+    ratios = [wasserstein_ratio(features, random.integers(0, 3, 3000), 3, 0) for _ in range(30)]
+    assert np.mean(ratios) == pytest.approx(1, abs=0.05)
+    assert wasserstein_ratio(features, np.argsort(np.argsort(features[:, 0])) // 1000, 3, 0) > 3
+    assert wasserstein_ratio(np.zeros((10, 2), np.float32), np.arange(10) % 2, 2, 0) == 0
 
 
 def test_swaps_only_help_and_stop_when_told():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.policies.partition.balanced import SIZE, assignment, balanced, centre
+from paceline.policies.partition.balanced import BATCH, SIZE, assignment, balanced, centre
 from paceline.policies.partition.quotas import Ints
 from paceline.policies.partition.spread import Floats, Fourier, bandwidth
 
@@ -47,7 +47,7 @@ def move(features: Floats, classes: Ints, parts: Ints, quota: Ints, random: np.r
         free = np.concatenate(loose)
         if not len(free):
             continue
-        mean, _ = centre(features, members, fourier)
+        mean = centre(features, members, fourier)
         sums = np.zeros((num_parts, SIZE), np.float32)
         staying = members[parts[members] >= 0]
         for some in np.array_split(staying, max(1, -(-len(staying) // 16384))):
@@ -55,8 +55,8 @@ def move(features: Floats, classes: Ints, parts: Ints, quota: Ints, random: np.r
         scale = np.float32(1.0) / np.maximum(row, 1).astype(np.float32)
         lacking = row - np.bincount(parts[staying], minlength=num_parts)
         slots = random.permutation(np.repeat(np.arange(num_parts), lacking))
-        for low in range(0, len(free), 64):
-            some, seats = free[low : low + 64], slots[low : low + 64]
+        for low in range(0, len(free), BATCH):
+            some, seats = free[low : low + BATCH], slots[low : low + BATCH]
             mapped = fourier.map(features[some]) - mean
             rows, columns = assign(((mapped @ sums.T) * scale)[:, seats])
             parts[some[rows]] = seats[columns]

@@ -67,23 +67,32 @@ def kernel(left: Floats, right: Floats, width: float) -> Floats:
 class Fourier:
     """Maps features to `size` numbers whose inner products are the kernel's values, about.
 
+    A cosine and a sine for each frequency, so that every sample has length 1; frequencies at right angles to each other in blocks as
+    wide as the features (Yu et al. 2016), which err less than independent ones.
+
     Args:
         columns: of the features.
         width: of the kernel.
-        size: numbers per sample.
-        random: draws frequencies and phases.
+        size: numbers per sample, even.
+        random: draws frequencies.
     """
 
     def __init__(self, columns: int, width: float, size: int, random: np.random.Generator) -> None:
-        self._frequencies = (random.standard_normal((columns, size)) / width).astype(np.float32)
-        self._phases = random.uniform(0.0, 2.0 * np.pi, size).astype(np.float32)
+        wide, blocks, missing = max(1, columns), [], size // 2
+        while missing > 0:
+            take = min(wide, missing)
+            axes = np.linalg.qr(random.standard_normal((wide, take)))[0][:columns]
+            blocks.append(axes * np.sqrt(random.chisquare(wide, take)))
+            missing -= take
+        self._frequencies = (np.concatenate(blocks, axis=1) / width).astype(np.float32)
         self._scale = np.float32(np.sqrt(2.0 / size))
         self.size = size
 
     def map(self, features: Floats) -> Floats:
         """The same samples, mapped."""
-        out = features @ self._frequencies
-        out += self._phases
-        np.cos(out, out=out)
+        turn = features @ self._frequencies
+        out = np.empty((len(features), self.size), np.float32)
+        np.cos(turn, out=out[:, : self.size // 2])
+        np.sin(turn, out=out[:, self.size // 2 :])
         out *= self._scale
         return out
