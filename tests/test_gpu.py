@@ -371,6 +371,11 @@ def test_gradients_measured_on_a_gpu_and_a_batch_that_changes():
     batch.check_halves(history, seen)
 
 
+@pytest.mark.parametrize("sync", ["allreduce", "local:h=2"])
+def test_what_a_step_costs_on_a_gpu(sync, tmp_path):
+    batch.test_goodput_tries_a_larger_batch_then_weighs_noise_against_cost(sync, tmp_path)
+
+
 def local(sync, epochs=3):
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     pace = paceline.init(sync=sync, nodes="2,1", balance="equal", timeout_s=60)

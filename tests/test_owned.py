@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import paceline
 from paceline.errors import ConfigError
 from paceline.events import events_path, read
-from paceline.runtime.owned import ShardSampler, check_room, wanted
+from paceline.runtime.shard_sampler import ShardSampler, check_room, wanted
 from paceline.types import Limits
 from tests import ranks
 from tests.nets import flat, mlp

@@ -47,7 +47,7 @@ class Settings:
     Args:
         balance: name of a balance policy, or the policy itself.
         sync: name of a sync policy, with settings after a colon ("overlap:h=8,compress=int8"), or the policy itself.
-        batch: name of a batch policy, with settings after a colon ("noise-scale:most=4096"), or the policy itself.
+        batch: name of a batch policy, with settings after a colon ("goodput:most=4096"), or the policy itself.
         lr_rule: what becomes of the learning rate when the batch changes: "none", "linear", "sqrt" or "adascale".
         recipe: name of a published method, which stands in for settings that nobody gave.
         nodes: which workers are on which node: "2,2", or lists of workers; None goes by the names of hosts.

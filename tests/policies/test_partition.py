@@ -145,7 +145,9 @@ def test_the_values_of_60000_samples():
     for method, most in (("balanced", 0.15), ("exact", 0.09)):
         assert mmd_ratio(features, classes, parts[method], 6, 1) < most
         assert total_variation(classes, parts[method], 6) < 0.001
-        assert wasserstein_ratio(features, parts[method], 6, 1) < 0.75  # fine steps of single directions are not looked at
+        assert (
+            wasserstein_ratio(features, parts[method], 6, 1) < 0.75
+        )  # fine steps of single directions are not looked at
         assert dissimilarity(features, classes, parts[method], np.random.default_rng(3)) < 0.35 * chance
     later = quotas(np.bincount(classes).tolist(), shares([2, 2, 3, 4, 5, 5]))
     moved = move(features, classes, parts["balanced"], later, np.random.default_rng(0))

@@ -77,8 +77,10 @@ def case_table(record: dict[str, Any], case: dict[str, Any]) -> list[str]:
     """The lines of one case: heading, limit, contenders, published figures."""
     by_name = of_case(record, case)
     total, together = limit(by_name["solo"]), limit(by_name["solo"], "together")
+    sized = record["suite"].get("samples") is not None
     known = any(rates(runs, "share_of_optimum") for name, runs in by_name.items() if name != "solo")
     linked = any(rates(runs, "link_bytes") for name, runs in by_name.items() if name != "solo")
+    exchanged = sized and any(any(rates(runs, "rounds")) for name, runs in by_name.items() if name != "solo")
     better = "at least" if case["higher_is_better"] else "at most"
     lines = [
         f"## {case['workload']} on {case['cluster']}",
@@ -95,8 +97,13 @@ def case_table(record: dict[str, Any], case: dict[str, Any]) -> list[str]:
         ]
     else:
         lines += ["", f"Workers alone: {_why(by_name['solo'])}."]
-    sized = record["suite"].get("samples") is not None
-    head = ["contender", "median step, ms", *(["steps", "mean batch"] if sized else []), "samples/s"]
+    head = [
+        "contender",
+        "median step, ms",
+        *(["steps", "mean batch"] if sized else []),
+        *(["rounds"] if exchanged else []),
+        "samples/s",
+    ]
     head += [] if sized else ["of solo sum"]  # measured with one batch; others have more samples to a step's fixed cost
     head += ["of optimum"] if known else []
     head += [*(["MB per step over a link"] if linked else []), "time to target", "final score"]
@@ -114,6 +121,7 @@ def case_table(record: dict[str, Any], case: dict[str, Any]) -> list[str]:
         speed, speed_spread = middle(rate)
         row = [name, f"{step * 1e3:.1f} ± {spread * 1e3:.1f}"]
         row += [f"{statistics.median(rates(runs, key)):.0f}" for key in ("steps", "mean_batch")] if sized else []
+        row += [f"{statistics.median(rates(runs, 'rounds') or [0]):.0f}"] if exchanged else []
         row.append(f"{speed:.0f} ± {speed_spread:.0f}")
         if not sized:
             row.append(f"{speed / total:.3f}" if total else "")

@@ -21,7 +21,7 @@ from paceline.config import check_names
 )
 @click.option(
     "--batch",
-    help="Batch policy: constant (default), schedule:0=256,50000=512, norm-test, inner-product, augmented, noise-scale; settings follow a colon: noise-scale:c=1,most=4096.",
+    help="Batch policy: constant (default), schedule:0=256,50000=512, norm-test, inner-product, augmented, noise-scale, goodput; settings follow a colon: goodput:most=4096.",
 )
 @click.option("--lr-rule", help="The learning rate when the batch changes: none (default), linear, sqrt, adascale.")
 @click.option("--recipe", help="A published method of several policies: adaptive-local, rcd-sgd.")

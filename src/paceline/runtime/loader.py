@@ -7,23 +7,23 @@ import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 import torch.utils.data
-from numpy.typing import NDArray
 
 from paceline.comm import Comm
 from paceline.config import Settings
 from paceline.errors import CheckpointError, ConfigError
 from paceline.events import EventLog
 from paceline.runtime import order as orders
+from paceline.runtime import owned
 from paceline.runtime.batches import to_device
 from paceline.runtime.coordinator import Coordinator
 from paceline.runtime.handshake import agree, fingerprint
 from paceline.runtime.hook import WeightedSum
 from paceline.runtime.meter import Meter
-from paceline.runtime.owned import ShardSampler, check_room, wanted
+from paceline.runtime.owned import Ownership
 from paceline.runtime.sampler import Cursor, PlanSampler
+from paceline.runtime.shard_sampler import ShardSampler
 from paceline.runtime.sizing import Sizing
 from paceline.shards import Moves, ShardPlan
 from paceline.types import Limits
@@ -41,7 +41,6 @@ class Loader:
         step: the number of the next step, counted over all epochs.
         ends_epoch: whether the batch handed out last is the last of its epoch.
         ends_update: whether an optimizer step follows it.
-        shards: the plan of owned shards, if there is one; it may change between epochs.
         after_batch: called when the loop is done with a batch.
         length: samples in the first epoch.
         cap: most samples this worker can hold, if there is such a bound.
@@ -71,7 +70,7 @@ class Loader:
     ) -> None:
         length = _checked_length(dataset, batch_size, drop_last, accumulate, dataloader, sampler)
         if partition is not None:
-            _check_shards(partition, settings, length, batch_size, comm.size, accumulate, shuffle, sampler)
+            owned.check_plan(partition, settings, length, batch_size, comm.size, accumulate, shuffle, sampler)
         if sampler is not None:
             order: orders.Order = orders.FromSampler(sampler)
         else:
@@ -91,7 +90,7 @@ class Loader:
                 "drop_last": drop_last,
                 "accumulate": accumulate,
                 "first_order": orders.digest(order, 0),
-                "shards": None if partition is None else shards_digest(partition.parts),
+                "shards": None if partition is None else owned.digest(partition.parts),
                 "_horizon": horizon,
                 "_cap": _own_cap(settings, comm),
             },
@@ -120,15 +119,14 @@ class Loader:
             meter=meter,
             align=accumulate,
         )
-        self.shards, self._moved = partition, moved
-        self._limits = limits
+        self._owned: Ownership | None = None
         self._sampler: PlanSampler | ShardSampler
         if partition is None:
             self._sampler = PlanSampler(
                 order, self._size, rank=comm.rank, cut=self._cut, drop_last=drop_last, ghost=settings.min_local_batch
             )
         else:
-            self._sampler = ShardSampler(
+            shards = self._sampler = ShardSampler(
                 partition.parts,
                 comm.size,
                 batch_size,
@@ -137,12 +135,8 @@ class Loader:
                 drop_last=drop_last,
                 ghost=settings.min_local_batch,
             )
-            self.coordinator.owned = self._sampler.usual
-            problem = check_room(self._sampler.counts, self._sampler.steps, limits)
-            if problem:
-                raise ConfigError(
-                    f"shards must keep the bounds on a worker's batch: {problem}. Change speeds or batch_size"
-                )
+            self.coordinator.owned = shards.usual
+            self._owned = Ownership(partition, shards, comm, limits, moved, log)
         self.ends_epoch = self.ends_update = False
         self.after_batch: Callable[[], None] = lambda: None
         self.before_batch: Callable[[int, int], None] = lambda step, size: None
@@ -187,11 +181,15 @@ class Loader:
         return self._size(self.step, self.samples)
 
     @property
+    def shards(self) -> ShardPlan | None:
+        """The plan of owned shards, if there is one; it may change between epochs."""
+        return None if self._owned is None else self._owned.plan
+
+    @property
     def split(self) -> tuple[int, ...]:
         """How the next full global batch will be divided."""
-        if isinstance(self._sampler, ShardSampler):
-            return self._sampler.split(dataclasses.replace(self._sampler.cursor))
-        return self._cut(self.step, self.batch)
+        cursor = self._sampler.cursor
+        return self._cut(cursor.step, self.batch) if self._owned is None else self._sampler.split(cursor)
 
     @property
     def sampler(self) -> PlanSampler | ShardSampler:
@@ -200,8 +198,8 @@ class Loader:
 
     def owned(self) -> torch.utils.data.Dataset[Any]:
         """The samples of this worker's shard."""
-        assert self.shards is not None
-        return torch.utils.data.Subset(self._loader.dataset, self.shards.samples(self._comm.rank).tolist())
+        assert self._owned is not None
+        return torch.utils.data.Subset(self._loader.dataset, self._owned.own())
 
     def next_ends_epoch(self) -> bool:
         """Whether the next batch, if it is as large as is known now, is the last of its epoch."""
@@ -239,8 +237,7 @@ class Loader:
                 batch = self._fetch(batches, cursor)
                 size, total = self._sampler.total(cursor)
                 plan = self.coordinator.book.at(cursor.step)
-                owned = isinstance(self._sampler, ShardSampler)
-                split = self._sampler.split(cursor) if owned else plan.cut(total)
+                split = self._sampler.split(cursor)
                 mine = split[self._comm.rank]
                 self._meter.batch(cursor.step, mine, full=total == size)
                 weights = plan.weights(split)
@@ -297,46 +294,9 @@ class Loader:
         self._total.release()
         if cursor.position == 0:
             self.coordinator.begin_epoch(cursor.step)
-            if isinstance(self._sampler, ShardSampler) and cursor.epoch and self._comm.size > 1:
-                self._cut_shards_anew(self._sampler, cursor)
+            if self._owned is not None and cursor.epoch and self._owned.cut_anew(self.coordinator.proposal, cursor):
+                self.coordinator.proposal = None
         self._meter.fetch()
-
-    def _cut_shards_anew(self, sampler: ShardSampler, cursor: Cursor) -> None:
-        """Between two epochs: if speeds ask for other shards, worker 0 moves as few samples as possible, and tells the others."""
-        proposal = self.coordinator.proposal
-        if not wanted(proposal, sampler.counts) or self.shards is None:
-            return
-        assert proposal is not None
-        parts = torch.from_numpy(sampler.parts.astype(np.int64))
-        self.coordinator.proposal = None
-        problem = ""
-        if self._comm.rank == 0:
-            try:
-                found = self.shards.rebalance(proposal)[0].parts
-                problem = check_room(
-                    np.bincount(found, minlength=self._comm.size).tolist(), sampler.steps, self._limits
-                )
-                parts = torch.from_numpy(found.astype(np.int64))
-            except Exception as error:
-                problem = str(error)
-        problem = self._comm.gather_text(problem, "cutting shards anew")[0]
-        if problem:
-            self._log.write("note", text=f"shards stay as they are: {problem}")
-            return
-        self._comm.broadcast_([parts])
-        self.shards, moves = self.shards.with_parts(parts.numpy(), proposal)
-        sampler.own(self.shards.parts)
-        self._log.write(
-            "shards",
-            step=cursor.step,
-            epoch=cursor.epoch,
-            moved=len(moves),
-            fewest=moves.fewest,
-            sizes=sampler.counts,
-            reason=f"speeds ask for a split of {list(proposal)}",
-        )
-        if self._moved is not None:
-            self._moved(self.shards, moves)
 
     def _end(self, cursor: Cursor, finished: bool) -> None:
         self._left = None if finished else cursor
@@ -344,23 +304,6 @@ class Loader:
             self.coordinator.turn(cursor.step, cursor.epoch, ends_epoch=True)
             self._log.write("epoch", epoch=cursor.epoch, step=cursor.step, samples=cursor.position)
             self._sampler.cursor = cursor.next_epoch()
-
-    def _take_over(self, parts: NDArray[np.int64], sampler: ShardSampler, *, whole: bool) -> None:
-        """The shards of a checkpoint; on another number of workers only between epochs."""
-        assert self.shards is not None
-        if int(parts.max()) + 1 > self._comm.size or len(np.unique(parts)) != self._comm.size:
-            if not whole:
-                raise CheckpointError(
-                    f"shards of {int(parts.max()) + 1} workers are taken over by {self._comm.size} between epochs only: this "
-                    f"checkpoint is in the middle of one"
-                )
-            self._log.write("note", text="saved with shards of other workers: this run goes on with its own plan")
-            return
-        counts = np.bincount(parts, minlength=self._comm.size)
-        self.shards, moves = self.shards.with_parts(parts, tuple(int(count) for count in counts))
-        sampler.own(parts)
-        if len(moves) and self._moved is not None:
-            self._moved(self.shards, moves)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands in the data, and what it has learned about the workers' speed."""
@@ -375,8 +318,7 @@ class Loader:
             "over": cursor.over,
             "order": orders.digest(self._order, cursor.epoch),
             "balance": self.coordinator.state(),
-            "shards": None if self.shards is None else torch.from_numpy(self.shards.parts.astype(np.int32)),
-            "steps": len(self._sampler) if self.shards is not None else 0,
+            **({"shards": None, "steps": 0} if self._owned is None else self._owned.state()),
         }
 
     def load_state_dict(self, state: dict[str, Any], own: dict[str, Any] | None = None) -> None:
@@ -400,19 +342,12 @@ class Loader:
                 f"shuffle and sampler"
             )
         cursor = Cursor(epoch, position, state["step"], state["samples"], state["over"])
-        if (state["shards"] is None) != (self.shards is None):
+        if (state["shards"] is None) != (self._owned is None):
             raise CheckpointError(
                 "a run on owned shards resumes on owned shards, one without them without: see partition="
             )
-        if self.shards is not None and isinstance(self._sampler, ShardSampler):
-            if position and not state["over"] and state["steps"] != self._sampler.steps:
-                raise CheckpointError(
-                    f"an epoch on shards goes on in as many steps as it began with: the checkpoint has {state['steps']}, this loader "
-                    f"{self._sampler.steps}. Use the same drop_last"
-                )
-            self._take_over(
-                state["shards"].numpy().astype(np.int64), self._sampler, whole=position == 0 or state["over"]
-            )
+        if self._owned is not None:
+            self._owned.load(state, whole=position == 0 or state["over"])
         self._sampler.cursor = cursor
         note = self.coordinator.load(state["balance"], own, state["step"])
         if note:
@@ -420,47 +355,6 @@ class Loader:
         if cursor.over:  # saved after the last step of an epoch: end it as the loop would have
             self._meter.fetch()
             self._end(cursor, finished=True)
-
-
-def _check_shards(
-    plan: ShardPlan,
-    settings: Settings,
-    length: int,
-    batch_size: int,
-    size: int,
-    accumulate: int,
-    shuffle: bool,
-    sampler: Any,
-) -> None:
-    if len(plan.parts) != length:
-        raise ConfigError(
-            f"a plan belongs to the data it was made for: it has {len(plan.parts)} samples, this dataset {length}"
-        )
-    if plan.num_parts != size:
-        raise ConfigError(
-            f"shards belong to workers: the plan has {plan.num_parts} parts, this run {size} workers. Use plan.rebalance with one "
-            f"speed per worker"
-        )
-    if settings.policy.per_epoch:
-        raise ConfigError(
-            f"balance={settings.policy.name!r} moves its own splits by what it sees, which owned shards do not follow: use 'affine', or "
-            f"'equal' for shards that stay"
-        )
-    if batch_size < size:
-        raise ConfigError(
-            f"with owned shards the global batch must be at least one per worker: got {batch_size} for {size}"
-        )
-    if settings.batch_policy.name != "constant" or accumulate > 1:
-        raise ConfigError(
-            "owned shards go with a constant batch and without accumulate=: leave batch= and accumulate= out"
-        )
-    if sampler is not None or not shuffle:
-        raise ConfigError("owned shards are shuffled by themselves: sampler= and shuffle=False cannot be given")
-
-
-def shards_digest(parts: NDArray[np.int64]) -> str:
-    """A short digest of who owns what."""
-    return hashlib.sha256(np.ascontiguousarray(parts.astype(np.int32)).tobytes()).hexdigest()[:16]
 
 
 def _check_batch(settings: Settings, limits: Limits, batch_size: int, length: int, accumulate: int) -> None:

@@ -1,161 +1,163 @@
-"""Training on owned shards: which samples of its own each worker takes at each step.
-
-An epoch has the same number of steps S for everybody. After s of them worker i has used floor(s n_i / S) of its n_i samples, so batches
-follow the sizes of shards, and each sample is used once. The order within a shard is a permutation per (seed, epoch, shard).
-"""
+"""Who owns which samples during a run: one plan, and how it changes between epochs and at a resume."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-import torch.utils.data
+import torch
 from numpy.typing import NDArray
 
-from paceline.errors import ConfigError
-from paceline.runtime.order import Shuffled
+from paceline.comm import Comm
+from paceline.config import Settings
+from paceline.errors import CheckpointError, ConfigError
+from paceline.events import EventLog
 from paceline.runtime.sampler import Cursor
+from paceline.runtime.shard_sampler import ShardSampler, check_room, wanted
+from paceline.shards import Moves, ShardPlan
 from paceline.types import Limits
 
 
-class ShardSampler(torch.utils.data.Sampler[list[int]]):
-    """A batch sampler over owned shards; what `PlanSampler` is for shared data.
+def check_plan(
+    plan: ShardPlan,
+    settings: Settings,
+    length: int,
+    batch_size: int,
+    size: int,
+    accumulate: int,
+    shuffle: bool,
+    sampler: Any,
+) -> None:
+    """Refuse a plan that does not belong to this run, and what contradicts owned shards."""
+    if len(plan.parts) != length:
+        raise ConfigError(
+            f"a plan belongs to the data it was made for: it has {len(plan.parts)} samples, this dataset {length}"
+        )
+    if plan.num_parts != size:
+        raise ConfigError(
+            f"shards belong to workers: the plan has {plan.num_parts} parts, this run {size} workers. Use plan.rebalance with one "
+            f"speed per worker"
+        )
+    if settings.policy.per_epoch:
+        raise ConfigError(
+            f"balance={settings.policy.name!r} moves its own splits by what it sees, which owned shards do not follow: use 'affine', or "
+            f"'equal' for shards that stay"
+        )
+    if batch_size < size:
+        raise ConfigError(
+            f"with owned shards the global batch must be at least one per worker: got {batch_size} for {size}"
+        )
+    if settings.batch_policy.name != "constant" or accumulate > 1:
+        raise ConfigError(
+            "owned shards go with a constant batch and without accumulate=: leave batch= and accumulate= out"
+        )
+    if sampler is not None or not shuffle:
+        raise ConfigError("owned shards are shuffled by themselves: sampler= and shuffle=False cannot be given")
+
+
+class Ownership:
+    """One worker's view of the plan.
 
     Args:
-        parts: the shard of every sample; shard i belongs to worker i.
-        size: how many workers.
-        batch_size: the global batch.
-        rank: which shard is ours.
-        seed: of the orders.
-        drop_last: make batches no smaller than `batch_size`; else no larger, on the mean.
-        ghost: how many samples a worker without any at a step computes on.
+        plan: who owns what to begin with.
+        sampler: follows it.
+        comm: the door to the other workers.
+        limits: bounds on what a worker takes in a step.
+        moved: called with a new plan and the moves that lead to it.
+        log: where changes are noted.
+
+    Attributes:
+        plan: the one in force.
     """
 
     def __init__(
         self,
-        parts: NDArray[np.int64],
-        size: int,
-        batch_size: int,
-        *,
-        rank: int,
-        seed: int,
-        drop_last: bool = False,
-        ghost: int = 1,
+        plan: ShardPlan,
+        sampler: ShardSampler,
+        comm: Comm,
+        limits: Limits,
+        moved: Callable[[ShardPlan, Moves], None] | None,
+        log: EventLog,
     ) -> None:
-        self._size, self._batch_size, self._rank, self._seed = size, batch_size, rank, seed
-        self._drop_last, self._ghost = drop_last, ghost
-        self.cursor = Cursor()
-        self.next_step = 0
-        self.own(parts)
-
-    def own(self, parts: NDArray[np.int64]) -> None:
-        """From the next epoch on, shards are these."""
-        counts = np.bincount(parts, minlength=self._size)
-        if len(counts) > self._size:
+        self.plan, self._sampler, self._comm, self._limits = plan, sampler, comm, limits
+        self._moved, self._log = moved or (lambda plan, moves: None), log
+        problem = check_room(sampler.counts, sampler.steps, limits)
+        if problem:
             raise ConfigError(
-                f"shards belong to workers: the plan has {len(counts)} parts, this run {self._size} workers. Rebalance it to "
-                f"{self._size} parts"
+                f"shards must keep the bounds on a worker's batch: {problem}. Change speeds or batch_size"
             )
-        if not counts.all():
-            raise ConfigError(
-                f"every worker must own samples: shard {int(counts.argmin())} is empty. Give its worker a speed above 0"
+
+    def own(self) -> list[int]:
+        """The samples of this worker's shard."""
+        return self.plan.samples(self._comm.rank).tolist()
+
+    def cut_anew(self, proposal: tuple[int, ...] | None, cursor: Cursor) -> bool:
+        """Between two epochs: if speeds ask for other shards, worker 0 moves as few samples as possible, and tells the others.
+
+        Returns:
+            Whether the proposal was looked at.
+        """
+        sampler = self._sampler
+        if proposal is None or not wanted(proposal, sampler.counts):
+            return False
+        parts = torch.from_numpy(sampler.parts.astype(np.int64))
+        problem = ""
+        if self._comm.rank == 0:
+            try:
+                found = self.plan.rebalance(proposal)[0].parts
+                sizes = np.bincount(found, minlength=self._comm.size).tolist()
+                problem = check_room(sizes, sampler.steps, self._limits)
+                parts = torch.from_numpy(found.astype(np.int64))
+            except Exception as error:
+                problem = str(error)
+        problem = self._comm.gather_text(problem, "cutting shards anew")[0]
+        if problem:
+            self._log.write("note", text=f"shards stay as they are: {problem}")
+            return True
+        self._comm.broadcast_([parts])
+        self.plan, moves = self.plan.with_parts(parts.numpy(), proposal)
+        sampler.own(self.plan.parts)
+        self._log.write(
+            "shards",
+            step=cursor.step,
+            epoch=cursor.epoch,
+            moved=len(moves),
+            fewest=moves.fewest,
+            sizes=sampler.counts,
+            reason=f"speeds ask for a split of {list(proposal)}",
+        )
+        self._moved(self.plan, moves)
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """What a resume needs."""
+        return {"shards": torch.from_numpy(self.plan.parts.astype(np.int32)), "steps": self._sampler.steps}
+
+    def load(self, state: dict[str, Any], *, whole: bool) -> None:
+        """The shards of a checkpoint; on another number of workers only between epochs (`whole`)."""
+        parts: NDArray[np.int64] = state["shards"].numpy().astype(np.int64)
+        if not whole and state["steps"] != self._sampler.steps:
+            raise CheckpointError(
+                f"an epoch on shards goes on in as many steps as it began with: the checkpoint has {state['steps']}, this loader "
+                f"{self._sampler.steps}. Use the same drop_last"
             )
-        self.parts = parts
-        self.counts = [int(count) for count in counts]
-        self._own = np.flatnonzero(parts == self._rank)
-        mixed = hashlib.sha256(f"{self._seed} shard {self._rank}".encode()).digest()
-        self._order = Shuffled(len(self._own), int.from_bytes(mixed[:7], "little"))
-        self.steps = steps_of(len(parts), self._batch_size, self._drop_last)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Start the next iteration at the beginning of `epoch`, unless that very epoch is under way."""
-        if epoch != self.cursor.epoch:
-            self.cursor = Cursor(epoch=epoch, step=self.cursor.step, samples=self.cursor.samples)
-
-    def _turn(self, position: int) -> int:
-        """How many steps of the epoch have used so many samples."""
-        low, high = 0, self.steps
-        while low < high:
-            middle = (low + high) // 2
-            if sum(middle * count // self.steps for count in self.counts) < position:
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-    def begin(self, cursor: Cursor) -> None:
-        """An epoch is about to begin, or to go on."""
-        cursor.over = cursor.over or self._turn(cursor.position) >= self.steps
-
-    def usual(self) -> tuple[int, ...]:
-        """What each worker takes of its own in a step, on the mean."""
-        return tuple(max(1, round(count / self.steps)) for count in self.counts)
-
-    def split(self, cursor: Cursor) -> tuple[int, ...]:
-        """What each worker takes of its own at the cursor."""
-        turn = self._turn(cursor.position)
-        return tuple((turn + 1) * count // self.steps - turn * count // self.steps for count in self.counts)
-
-    def total(self, cursor: Cursor) -> tuple[int, int]:
-        """The batch at the cursor, twice: none is short."""
-        total = sum(self.split(cursor))
-        return total, total
-
-    def advance(self, cursor: Cursor, size: int, total: int) -> None:
-        """A step has been cut."""
-        cursor.position += total
-        cursor.step += 1
-        cursor.samples += total
-        cursor.over = cursor.position >= len(self.parts)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """The index lists of this worker, from the cursor to the end of its epoch."""
-        here = dataclasses.replace(self.cursor)
-        self.next_step = here.step
-        self.begin(here)
-        count = self.counts[self._rank]
-        while not here.over:
-            turn = self._turn(here.position)
-            begin, end = turn * count // self.steps, (turn + 1) * count // self.steps
-            if begin == end:
-                begin = min(begin, count - 1)
-                end = min(begin + self._ghost, count)
-            self.advance(here, 0, sum(self.split(here)))
-            self.next_step = here.step
-            yield self._own[self._order.indices(here.epoch, begin, end)].tolist()
-
-    def __len__(self) -> int:
-        """Steps in an epoch."""
-        return self.steps
+        if int(parts.max()) + 1 > self._comm.size or len(np.unique(parts)) != self._comm.size:
+            if not whole:
+                raise CheckpointError(
+                    f"shards of {int(parts.max()) + 1} workers are taken over by {self._comm.size} between epochs only: this "
+                    f"checkpoint is in the middle of one"
+                )
+            self._log.write("note", text="saved with shards of other workers: this run goes on with its own plan")
+            return
+        counts = np.bincount(parts, minlength=self._comm.size)
+        self.plan, moves = self.plan.with_parts(parts, tuple(int(count) for count in counts))
+        self._sampler.own(parts)
+        if len(moves):
+            self._moved(self.plan, moves)
 
 
-def steps_of(count: int, batch_size: int, drop_last: bool) -> int:
-    """Steps in an epoch of so many samples."""
-    return max(1, count // batch_size if drop_last else -(-count // batch_size))
-
-
-def check_room(counts: Sequence[int], steps: int, limits: Limits) -> str:
-    """Why shards of these sizes do not keep the bounds on what workers take in a step; empty if they do."""
-    for worker, count in enumerate(counts):
-        if not count:
-            return f"worker {worker} would own nothing"
-        if -(-count // steps) > limits.cap[worker]:
-            return f"worker {worker} would take {-(-count // steps)} samples a step, max_local_batch is {limits.cap[worker]}"
-        if 1 < limits.lower[worker] > count // steps:
-            return (
-                f"worker {worker} would take {count // steps} samples a step, min_local_batch is {limits.lower[worker]}"
-            )
-    return ""
-
-
-def wanted(proposal: Sequence[int] | None, counts: Sequence[int], gain: float = 0.02) -> bool:
-    """Whether shards should be cut anew: some worker would own `gain` more or less, and more than a proposal's rounding."""
-    if proposal is None or not sum(proposal):
-        return False
-    total, whole = sum(proposal), sum(counts)
-    return any(
-        abs(share / total * whole - count) > max(gain * count, whole / total, 1.0)
-        for share, count in zip(proposal, counts, strict=True)
-    )
+def digest(parts: NDArray[np.int64]) -> str:
+    """A short digest of who owns what."""
+    return hashlib.sha256(np.ascontiguousarray(parts.astype(np.int32)).tobytes()).hexdigest()[:16]

@@ -43,6 +43,7 @@ from paceline.runtime.memory import explain, is_out_of_memory
 from paceline.runtime.meter import Meter
 from paceline.runtime.model import PacedModel, wrap
 from paceline.runtime.rates import Rates
+from paceline.runtime.replicas import Replicas
 from paceline.runtime.rounds import Rounds, check
 from paceline.runtime.step import StepRunner
 from paceline.runtime.topology import by_label, declared
@@ -135,7 +136,7 @@ class Pace:
         self._optimizer: torch.optim.Optimizer | None = None
         self._loader: Loader | None = None
         self._runner: StepRunner | None = None
-        self._rounds: Rounds | GossipRounds | None = None
+        self._rounds: Replicas | None = None
         self._updated_step = -1
         self._hooks: list[Any] = []
         self._meter = meter or Meter(device)

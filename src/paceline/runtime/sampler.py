@@ -87,6 +87,10 @@ class PlanSampler(torch.utils.data.Sampler[list[int]]):
         size = min(self._size(cursor.step, cursor.samples), length)
         return size, min(size, length - cursor.position)
 
+    def split(self, cursor: Cursor) -> tuple[int, ...]:
+        """What each worker takes at the cursor."""
+        return self._cut(cursor.step, self.total(cursor)[1])
+
     def advance(self, cursor: Cursor, size: int, total: int) -> None:
         """A step with a batch of `total`, where `size` was in force, has been cut."""
         cursor.position += total
@@ -102,7 +106,7 @@ class PlanSampler(torch.utils.data.Sampler[list[int]]):
         self.begin(here)
         while not here.over:
             size, total = self.total(here)
-            split = self._cut(here.step, total)
+            split = self.split(here)
             assert sum(split) == total, (split, total)
             begin = here.position + sum(split[: self._rank])
             end = begin + split[self._rank]
