@@ -21,6 +21,7 @@ import torch
 
 from benchmarks.interleave import Case, changes, middle, run, settled
 from benchmarks.partition import partitioning
+from benchmarks.view import viewing
 from paceline.lab.clusterfile import load
 from paceline.policies.balance import policy
 from paceline.types import Limits, Observation
@@ -174,7 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
     parser.add_argument("--quick", action="store_true", help="fewer steps; for trying things out")
-    parser.add_argument("--only", choices=["unlike", "slowed", "equal", "measured", "planning", "partition"])
+    parser.add_argument("--only", choices=["unlike", "slowed", "equal", "measured", "planning", "partition", "view"])
     options = parser.parse_args()
     folder = options.out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-bench"
     folder.mkdir(parents=True)
@@ -186,6 +187,7 @@ def main() -> None:
         "equal": lambda: equal(folder, 2 * blocks),
         "measured": lambda: measured(folder, 2 * blocks),
         "partition": partitioning,
+        "view": viewing,
     }
     text = [f"Machine: {json.dumps(machine())}", ""]
     for name, part in parts.items():

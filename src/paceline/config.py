@@ -40,6 +40,9 @@ def check_names(options: Mapping[str, Any]) -> None:
             check(options[name])
 
 
+TRACKERS = ("wandb", "mlflow")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Everything a run can be told.
@@ -53,6 +56,9 @@ class Settings:
         nodes: which workers are on which node: "2,2", or lists of workers; None goes by the names of hosts.
         seed: decides the order of samples, together with the epoch.
         run_dir: folder for the event log; None keeps none.
+        log_mb: most megabytes that a worker's events may take; older ones make room.
+        tensorboard: folder for TensorBoard scalars, written by worker 0 as the run goes on.
+        track: "wandb", "mlflow", or both with a comma between: told the same scalars.
         replan_every: steps in a window: times are gathered, and a plan decided, this often.
         max_local_batch: most samples this worker can hold: one number, or one per worker (None: no cap).
         min_local_batch: fewest samples a worker takes while the batch reaches for all of them.
@@ -70,6 +76,9 @@ class Settings:
     nodes: str | tuple[tuple[int, ...], ...] | None = None
     seed: int = 0
     run_dir: str | None = None
+    log_mb: int = 256
+    tensorboard: str | None = None
+    track: str | None = None
     replan_every: int = 4
     max_local_batch: int | tuple[int | None, ...] | None = None
     min_local_batch: int = 1
@@ -79,7 +88,13 @@ class Settings:
     backend: str | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("replan_every", 1), ("min_local_batch", 1), ("granularity", 1), ("seed", 0)):
+        for name, least in (
+            ("replan_every", 1),
+            ("min_local_batch", 1),
+            ("granularity", 1),
+            ("seed", 0),
+            ("log_mb", 1),
+        ):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigError(f"{name} must be a whole number, at least {least}; got {value!r}")
@@ -89,6 +104,9 @@ class Settings:
         for cap in caps:
             if cap is not None and (not isinstance(cap, int) or isinstance(cap, bool) or cap < 1):
                 raise ConfigError(f"max_local_batch must be whole numbers, at least 1; got {cap!r}")
+        for name in filter(None, (part.strip() for part in (self.track or "").split(","))):
+            if name not in TRACKERS:
+                raise unknown_name("tracker", name, TRACKERS)
         check_names({name: getattr(self, name) for name in CHECKS})
         batch = self.batch_policy
         if self.sync_policy.name == "gossip" and batch.needs != "nothing":
@@ -129,9 +147,21 @@ class Settings:
         return values
 
 
-_WORDS = {"balance", "sync", "batch", "lr_rule", "recipe", "nodes", "run_dir", "device", "backend"}
+_WORDS = {
+    "balance",
+    "sync",
+    "batch",
+    "lr_rule",
+    "recipe",
+    "nodes",
+    "run_dir",
+    "tensorboard",
+    "track",
+    "device",
+    "backend",
+}
 NAMES = tuple(f.name for f in fields(Settings))
-PLACES = {"run_dir", "device", "backend", "max_local_batch"}  # may differ from worker to worker
+PLACES = {"run_dir", "tensorboard", "device", "backend", "max_local_batch"}  # may differ from worker to worker
 
 
 def resolve(explicit: Mapping[str, Any], environ: Mapping[str, str], folder: Path) -> tuple[Settings, dict[str, str]]:

@@ -1,6 +1,9 @@
 """The record of a run: one JSON-lines file per worker. Everything that draws or prints reads these and nothing else.
 
-Every line is an object with `type` and `t` (seconds since the epoch, on the writer's clock).
+Every line is an object with `type` and `t` (seconds since the epoch, on the writer's clock). A thread writes them, so that a slow disk
+never holds up a step: what finds its queue full is dropped and counted. A file that has grown to a quarter of what a run may take is
+left and the next begun, `worker-0000.1.jsonl`, `.2` and so on, with what a reader needs to begin there; the first and the newest three
+are kept.
 
 | type | when | fields |
 |---|---|---|
@@ -8,7 +11,7 @@ Every line is an object with `type` and `t` (seconds since the epoch, on the wri
 | `data` | a loader is made | `length`, `fingerprint`, `batch_size`, `steps_per_epoch`, `horizon`, `limits` |
 | `plan` | every decision | `step` (decided at), `start` (holds from), `split`, `changed`, `reason`, `predicted_s`, `digest` |
 | `window` | times were gathered | `step`, `epoch`, `observation`; per worker: `step_s`, `comm_s`; `samples_per_s`, `efficiency` |
-| `steps` | with each window | own steps: `step`, `samples`, `data_wait_s`, `compute_s`, `comm_s`, `optimizer_s` (lists) |
+| `steps` | with each window | own steps: `step`, `at` (when the loop asked for the batch), `samples`, `data_wait_s`, `compute_s`, `comm_s`, `optimizer_s` (lists) |
 | `topology` | once, after `start` | `names` of nodes, `members` of each |
 | `shards` | owned shards are cut anew | `step`, `epoch`, `moved` samples, `fewest` there could be, `sizes`, `reason` |
 | `dissimilarity` | asked for | `step`, `zeta2`, `square`, `ratio` |
@@ -22,16 +25,20 @@ Every line is an object with `type` and `t` (seconds since the epoch, on the wri
 | `memory` | out of memory, recovered | `step`, `samples`, `fits`, `micro_batches` |
 | `state` | saved or loaded | `action`, `path`, `step`, `note` |
 | `evaluate` | after an evaluation | the sums and `count` |
+| `straggler` | a worker has fallen behind | `step`, `worker`, `phase`, `since` (step), `ratio` to before, `confidence`, `text` |
 | `note` | anything said once | `text` |
-| `end` | last | `step`, `ok` |
+| `end` | last | `step`, `ok`, `dropped` (events) |
 """
 
 from __future__ import annotations
 
 import json
 import math
+import queue
+import re
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -39,6 +46,11 @@ from paceline.errors import ConfigError
 from paceline.types import to_plain
 
 SCHEMA = 1
+MOST_BYTES = 256 * 2**20  # of one worker's files
+_WAITING = 4096  # events that may wait for the disk
+_KEPT = 4  # files of a worker
+HEAD = ("start", "topology", "data")  # said again at the beginning of every file
+_DRAIN_S = 10.0
 TYPES = frozenset(
     [
         "start",
@@ -59,6 +71,7 @@ TYPES = frozenset(
         "memory",
         "state",
         "evaluate",
+        "straggler",
         "note",
         "end",
     ]
@@ -66,41 +79,197 @@ TYPES = frozenset(
 
 
 class EventLog:
-    """Appends events to a file, a line at a time, each flushed; without a path it keeps nothing.
+    """Appends events to a file, a line at a time, from a thread of its own; without a path it keeps nothing.
 
     Args:
         path: the file, made with its folders; None for no log.
         clock: seconds since the epoch.
+        most_bytes: what a worker's files may take together.
+        sinks: told of every event as well, each on a thread of its own.
+
+    Attributes:
+        dropped: events that found the queue full, or the disk.
     """
 
-    def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
-        self.path = path
-        self._clock = clock
+    def __init__(
+        self,
+        path: Path | None,
+        clock: Callable[[], float] = time.time,
+        *,
+        most_bytes: int = MOST_BYTES,
+        sinks: Sequence[Callable[[dict[str, Any]], None]] = (),
+    ) -> None:
+        self.path, self.dropped = path, 0
+        self._clock, self._part_bytes = clock, most_bytes // _KEPT
+        self._queue: queue.Queue[dict[str, Any] | threading.Event | None] = queue.Queue(_WAITING)
         self._file: TextIO | None = None
+        self._head: dict[str, str] = {}
+        self._part = self._size = self._told = 0
+        self._thread: threading.Thread | None = None
         if path is not None:
+            self._part = max((number for number, _ in parts(path)), default=0)
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = path.open("a", encoding="utf-8")
+                self._open()
             except OSError as error:
                 raise ConfigError(
                     f"the run folder must be writable: cannot write {path} ({error.strerror}). "
                     f"Choose another with --run-dir or run_dir="
                 ) from error
+        self._sinks = [_Teller(sink, self) for sink in sinks]
+        if path is not None or self._sinks:
+            self._thread = threading.Thread(target=self._work, name="paceline-events", daemon=True)
+            self._thread.start()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody keeps events."""
+        return self._thread is not None
 
     def write(self, type_: str, **fields: Any) -> None:
-        """Append one event."""
+        """Append one event; never waits, but for the last."""
         assert type_ in TYPES, type_
-        if self._file is None:
+        if self._thread is None:
             return
-        line = json.dumps(_finite({"type": type_, "t": self._clock(), **to_plain_fields(fields)}))
-        self._file.write(line + "\n")
-        self._file.flush()
+        event = {"type": type_, "t": self._clock(), **fields}
+        try:
+            if type_ == "end":
+                self._queue.put(event, timeout=_DRAIN_S)
+            else:
+                self._queue.put_nowait(event)
+        except queue.Full:
+            self.dropped += 1
+
+    def flush(self, timeout_s: float = _DRAIN_S) -> bool:
+        """Wait until everything written so far is in the file; whether that came about in time."""
+        if self._thread is None:
+            return True
+        done = threading.Event()
+        try:
+            self._queue.put(done, timeout=timeout_s)
+        except queue.Full:
+            return False
+        return done.wait(timeout_s)
 
     def close(self) -> None:
-        """Close the file; later writes are dropped."""
+        """Write what is waiting and close the file; later events are dropped."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        try:
+            self._queue.put(None, timeout=_DRAIN_S)
+            thread.join(_DRAIN_S)
+        except queue.Full:
+            pass  # the disk does not answer: training has ended, and shall not hang on it
+
+    def _work(self) -> None:
+        while True:
+            event = self._queue.get()
+            if event is None:
+                break
+            asked = event if isinstance(event, threading.Event) else None
+            if not isinstance(event, threading.Event):
+                self._guarded(self._take, event)
+            if self._file is not None and (asked or self._queue.empty()):
+                self._guarded(self._file.flush)
+            if self.dropped > self._told and self._queue.empty():
+                self._told, text = (
+                    self.dropped,
+                    f"{self.dropped} events were dropped: they came faster than they could be kept",
+                )
+                self._guarded(self._take, {"type": "note", "t": self._clock(), "text": text})
+            if asked:
+                asked.set()
+        for teller in self._sinks:
+            teller.close()
         if self._file is not None:
-            self._file.close()
-            self._file = None
+            self._guarded(self._file.close)
+
+    def _guarded(self, act: Callable[..., Any], *given: Any) -> None:
+        """Neither a full disk nor an event that cannot be written is a reason to end a run, or this thread."""
+        try:
+            act(*given)
+        except Exception:
+            self.dropped += 1
+
+    def _take(self, event: dict[str, Any]) -> None:
+        plain = _finite(to_plain_fields(event))
+        for teller in self._sinks:
+            teller.tell(plain)
+        if self._file is None:
+            return
+        line = json.dumps(plain) + "\n"
+        if event["type"] in HEAD:
+            self._head[event["type"]] = line
+        elif self._size + len(line) > self._part_bytes:
+            self._turn_over()
+        self._size += self._file.write(line)
+
+    def _open(self) -> None:
+        """Go on at the end of a file; a line that a crash has torn ends there."""
+        assert self.path is not None
+        place = part_path(self.path, self._part)
+        torn = False
+        if place.exists() and place.stat().st_size:
+            with place.open("rb") as file:
+                file.seek(-1, 2)
+                torn = file.read(1) != b"\n"
+        self._file = place.open("a", encoding="utf-8")
+        self._size = place.stat().st_size + (self._file.write("\n") if torn else 0)
+
+    def _turn_over(self) -> None:
+        """Go on in the next file; in the old one, where the next cannot be made."""
+        assert self._file is not None
+        assert self.path is not None
+        try:
+            following = part_path(self.path, self._part + 1).open("a", encoding="utf-8")
+        except OSError:
+            self._size = 0  # tries again after as much
+            return
+        old, self._file = self._file, following
+        self._part += 1
+        self._size = sum(following.write(self._head[name]) for name in HEAD if name in self._head)
+        self._guarded(old.close)
+        for number, path in parts(self.path):
+            if 0 < number <= self._part - (_KEPT - 1):
+                path.unlink(missing_ok=True)
+
+
+class _Teller:
+    """Tells somebody else of events, on a thread of its own: theirs is no pace to depend on."""
+
+    def __init__(self, sink: Callable[[dict[str, Any]], None], log: EventLog) -> None:
+        self._sink, self._log = sink, log
+        self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(_WAITING)
+        self._thread = threading.Thread(target=self._work, name="paceline-sink", daemon=True)
+        self._thread.start()
+
+    def tell(self, event: dict[str, Any]) -> None:
+        """One more event, if there is room."""
+        try:
+            self._queue.put_nowait(event)
+        except queue.Full:
+            pass  # they are slow: their loss, the file has it
+
+    def close(self) -> None:
+        """Let it finish, for a while."""
+        try:
+            self._queue.put(None, timeout=_DRAIN_S / 2)
+            self._thread.join(_DRAIN_S / 2)
+        except queue.Full:
+            pass
+
+    def _work(self) -> None:
+        failed = False
+        while (event := self._queue.get()) is not None:
+            if failed:
+                continue  # nobody waits for the queue
+            try:
+                self._sink(event)
+            except Exception as error:  # somebody else's code: it is left alone from now on
+                failed = True
+                name = getattr(self._sink, "__name__", type(self._sink).__name__)
+                self._log.write("note", text=f"{name} is told no more: {type(error).__name__}: {error}")
 
 
 def to_plain_fields(fields: dict[str, Any]) -> dict[str, Any]:
@@ -120,28 +289,62 @@ def _finite(value: Any) -> Any:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a file, in order; a last line cut off by a crash is left out.
+    """The events of a worker, in order, from all its files; a line cut off by a crash, the last of all or before a new start, is left out.
 
     Raises:
-        ConfigError: the file was written by a newer schema, or a line before the last is damaged.
+        ConfigError: the file was written by a newer schema, or another line is damaged.
     """
-    lines = path.read_text(encoding="utf-8").split("\n")
-    for number, line in enumerate(lines, start=1):
-        if not line:
-            continue
-        try:
-            event: dict[str, Any] = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines):
-                return
-            raise ConfigError(f"{path}, line {number} is not JSON: {error.msg}") from None
-        if event.get("type") == "start" and event["schema"] > SCHEMA:
-            raise ConfigError(
-                f"{path} has event schema {event['schema']}, this paceline reads up to {SCHEMA}: update paceline"
-            )
-        yield event
+    damaged = ""
+    for number, name in parts(path) or [(0, path)]:
+        with name.open(encoding="utf-8") as file:
+            for line_number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    event = parsed(line, name)
+                except json.JSONDecodeError as error:
+                    damaged = damaged or f"{name}, line {line_number} is not JSON: {error.msg}"
+                    continue
+                if number and event["type"] in HEAD and line_number <= len(HEAD):
+                    continue  # said before
+                if damaged and event["type"] != "start":  # else a crash tore it, and the run has begun again
+                    raise ConfigError(damaged)
+                damaged = ""
+                yield event
+
+
+def parsed(line: str, path: Path) -> dict[str, Any]:
+    """One line as an event.
+
+    Raises:
+        ConfigError: it was written by a newer schema.
+    """
+    event: dict[str, Any] = json.loads(line)
+    if event.get("type") == "start" and event["schema"] > SCHEMA:
+        raise ConfigError(
+            f"{path} has event schema {event['schema']}, this paceline reads up to {SCHEMA}: update paceline"
+        )
+    return event
 
 
 def events_path(run_dir: Path, rank: int) -> Path:
     """Where worker `rank` writes its events."""
     return run_dir / "events" / f"worker-{rank:04d}.jsonl"
+
+
+def part_path(path: Path, number: int) -> Path:
+    """The `number`-th file of a worker.
+
+    >>> part_path(Path("worker-0003.jsonl"), 2).name
+    'worker-0003.2.jsonl'
+    """
+    return path.with_name(f"{path.stem}.{number}{path.suffix}") if number else path
+
+
+def parts(path: Path) -> list[tuple[int, Path]]:
+    """The files of a worker that are there, with their numbers, oldest first."""
+    pattern = re.compile(re.escape(path.stem) + r"(?:\.(\d+))?" + re.escape(path.suffix))
+    if not path.parent.is_dir():
+        return []
+    found = [(match, file) for file in path.parent.iterdir() if (match := pattern.fullmatch(file.name))]
+    return sorted((int(match[1] or 0), file) for match, file in found)

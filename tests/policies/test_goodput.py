@@ -15,13 +15,14 @@ from paceline.policies.batch.cost import Cost
 from paceline.types import Limits, Observation, from_plain, to_plain
 
 
-def gradients(total, noise, fixed, most=10**6):
+def gradients(total, noise, fixed, most=10**6, first=64):
     """Of two halves, with |G|^2 = 1 and exactly this noise scale."""
     half = total / 2
     return Gradients(
         step=0,
         total=total,
         most=most,
+        first=first,
         sizes=(half, half),
         squares=(1 + noise / half,) * 2,
         joint=1 + noise / total,
@@ -93,12 +94,12 @@ def test_an_unknown_cost_is_explored_and_bounds_hold():
     size, _ = policy.update(gradients(100, 50.0, None), policy.init())
     assert size.total == 125
     assert "costs before its first" in size.reason
-    size, _ = policy.update(gradients(180, 50.0, None), policy.init())
+    size, _ = policy.update(gradients(180, 50.0, None, first=100), policy.init())
     assert size.total == 200
     size, _ = policy.update(gradients(100, 400.0, 900.0), policy.init())
     assert size.total == 200
     assert "600 make most progress" in size.reason
-    size, _ = policy.update(gradients(100, 400.0, 0.0), policy.init())
+    size, _ = policy.update(gradients(100, 400.0, 0.0, first=1), policy.init())
     assert size.total == 50  # a step that costs its samples alone: as small as one decision may make it
 
 
@@ -106,3 +107,21 @@ def test_no_signal_asks_for_all_there_is_as_noise_scale_does():
     seen = Gradients(step=0, total=64, most=500, sizes=(32.0, 32.0), squares=(3.0, 3.0), joint=1.0, fixed=100.0)
     size, _ = Goodput(patience=1).update(seen, Goodput().init())
     assert size.total == 500
+
+
+def test_exploring_ends_where_it_finds_nothing():
+    """A cost that stays unknown must not drive the batch to its bound."""
+    policy = batch_policy("goodput:patience=1")
+    total = 64
+    for _ in range(30):
+        seen = gradients(total, 50.0, None, first=64)
+        total = policy.update(seen, policy.init())[0].total
+    assert total <= 160
+
+
+def test_a_worker_held_at_a_bound_does_not_hide_the_cost():
+    cost = Cost.unknown(2)
+    for batch in (32, 48, 64):
+        cost = cost.add(window((batch, 8), (0.01, 0.001), (1e-3, 1e-3)), None)
+    assert cost.fixed(72, lambda n: (n - 8, 8)) == pytest.approx(10 - 8, rel=1e-6)
+    assert cost.fixed(72, lambda n: (64, 8)) is None  # nobody's share grows

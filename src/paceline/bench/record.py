@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.events import events_path
+from paceline.events import events_path, parts
 from paceline.lab.probe import machine
 from paceline.lab.start import lab_dir
 from paceline.report.lab import read_lab
@@ -66,9 +66,8 @@ def figures(folder: Path, target: float, warm_up: int, higher_is_better: bool) -
 
 def _rounds(folder: Path) -> int | None:
     """Exchanges of a local method; None for others."""
-    path = events_path(folder, 0)
-    rounds = sum('"type": "round"' in line for line in path.open()) if path.is_file() else 0
-    return rounds or None
+    files = [file for _, file in parts(events_path(folder, 0))]
+    return sum('"type": "round"' in line for file in files for line in file.open()) or None
 
 
 def versions() -> dict[str, str]:

@@ -12,6 +12,10 @@ import click
 COMMANDS = {
     "run": ("paceline.cli.run", "Train with a script on this machine, or as one of several machines."),
     "lab": ("paceline.cli.lab", "Run scripts on emulated clusters of unlike machines."),
+    "watch": ("paceline.cli.watch", "See who computes and who waits, while a run goes on."),
+    "dashboard": ("paceline.cli.dashboard", "Show runs in the browser, live."),
+    "report": ("paceline.cli.report", "Say what happened in a run, as one page."),
+    "trace": ("paceline.cli.trace", "Turn a run into a trace for Perfetto, or TensorBoard scalars."),
     "partition": ("paceline.cli.partition", "Divide samples into shards that follow speed and look alike."),
     "bench": ("paceline.cli.bench", "Compare ways to train, side by side, as records."),
     "demo": ("paceline.cli.demo", "See plain DDP, a hand-tuned split and paceline side by side."),

@@ -34,6 +34,8 @@ def command(steps: int, run_dir: str | None, as_json: bool) -> None:
     _need_demo_extra()
     from paceline.bench.play import play
     from paceline.report.contest import draw
+    from paceline.report.page import page, write
+    from paceline.report.run import Run
 
     base = load("slowed-midway")
     cluster = replace(
@@ -64,8 +66,11 @@ def command(steps: int, run_dir: str | None, as_json: bool) -> None:
     finally:
         watch.screen.done()
     entries = watch.entries
-    picture = folder / "demo.png"
+    picture, report = folder / "demo.png", folder / "report.html"
     draw(entries, "paceline", picture)
+    run = Run(watch.places["paceline"])
+    run.update()
+    write(page([run]), report)
     result = {
         "cluster": cluster.plain(),
         "batch_size": BATCH_SIZE,
@@ -73,6 +78,7 @@ def command(steps: int, run_dir: str | None, as_json: bool) -> None:
         "target_accuracy": TARGET,
         "contenders": [entry.figures(TARGET) for entry in entries],
         "picture": str(picture),
+        "report": str(report),
         "run_dir": str(folder),
     }
     (folder / "result.json").write_text(json.dumps(result, indent=1))
@@ -91,6 +97,7 @@ class _Watch:
         self._line: Callable[[], str] = str
         self.screen = ProgressScreen(lambda: self._line(), quiet=True)
         self.entries: list[Any] = []
+        self.places: dict[str, Path] = {}
 
     def tick(self, turn: Any) -> None:
         """A run is under way."""
@@ -107,7 +114,8 @@ class _Watch:
         name = NAMES[turn.contender.name]
         if run["status"] != "ok":
             raise LaunchError(f"{name} {run['status']}: {run['reason']}")
-        self.entries.append(read_entry(name, self._folder / turn.place))
+        self.places[name] = self._folder / turn.place
+        self.entries.append(read_entry(name, self.places[name]))
 
 
 def _show(result: dict[str, Any]) -> None:
@@ -131,12 +139,15 @@ def _show(result: dict[str, Any]) -> None:
     console.print(table)
     console.print("limit: the best split of each step's batch, were communication free", style="dim")
     click.echo(f"picture: {result['picture']}")
+    click.echo(
+        f"report of paceline's run: {result['report']} (open it with a browser; `paceline watch` shows a run live)"
+    )
     click.echo(f"run folder: {result['run_dir']}")
 
 
 def _need_demo_extra() -> None:
     from importlib.util import find_spec
 
-    missing = [name for name in ("sklearn", "matplotlib") if find_spec(name) is None]
+    missing = [name for name in ("sklearn", "matplotlib", "plotly") if find_spec(name) is None]
     if missing:
         raise ConfigError(f"the demo needs {' and '.join(missing)}: pip install 'paceline[demo]'")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -65,36 +65,15 @@ class ProgressScreen(Screen):
         self._clear()
 
 
-class LastEvents:
-    """Follows a growing JSON-lines file and remembers the last record of each type."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._offset = path, 0
-        self.last: dict[str, dict[str, object]] = {}
-        self.count = 0
-
-    def read(self) -> None:
-        """Take in what is new."""
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        data = data[: data.rfind(b"\n") + 1]
-        self._offset += len(data)
-        for line in data.splitlines():
-            record = json.loads(line)
-            self.last[record.get("type", "")] = record
-            self.count += 1
-
-
 def run_status(run_dir: Path) -> Callable[[], str]:
     """The progress line of a run, from worker 0's events: step, samples/s, efficiency, split."""
-    events = LastEvents(events_path(run_dir, 0))
+    from paceline.report.follow import Follower
+
+    events, last = Follower(events_path(run_dir, 0)), dict[str, dict[str, Any]]()
 
     def line() -> str:
-        events.read()
-        window, plan = events.last.get("window"), events.last.get("plan")
+        last.update({event["type"]: event for event in events.new()})
+        window, plan = last.get("window"), last.get("plan")
         if window is None or plan is None:
             return ""
         efficiency = window.get("efficiency")
@@ -131,3 +110,14 @@ def checked_script(script: str) -> Path:
 def say(text: str) -> None:
     """A line of paceline's own, on standard error so that standard output stays the script's."""
     click.echo(f"paceline: {text}", err=True)
+
+
+def run_folder(given: str | None) -> Path:
+    """The run folder asked for, or the newest under `runs/`."""
+    from paceline.report.follow import newest, workers
+
+    if given is None:
+        return newest(Path("runs"))
+    folder = Path(given)
+    workers(folder)  # says so if it is not there
+    return folder

@@ -8,6 +8,7 @@ leader. A digest of the newest plan travels with each gather: workers that disag
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -24,11 +25,13 @@ from paceline.policies.balance.window import COLUMNS, observe
 from paceline.policies.balance.wrappers import HeldState
 from paceline.policies.batch import Size
 from paceline.policies.batch.cost import Cost
+from paceline.policies.straggler import Watch
 from paceline.runtime.meter import Meter, StepTimes
 from paceline.runtime.plans import Plan, PlanBook
 from paceline.runtime.sizing import Kept, Sizing, Sketches
 from paceline.types import NO_CAP, Limits, Observation, from_plain, to_plain
 
+_LOGGER = logging.getLogger("paceline")
 Rows = NDArray[np.float64]
 SHARD_GAIN = 0.02  # of a step's time, for which samples may change hands
 WARM_UP_STEPS = 1  # the first step pays for lazy initialisation and tells nothing about speed
@@ -77,6 +80,8 @@ class Coordinator:
         self._every, self._horizon, self._log, self._meter, self._align = every, horizon, log, meter, align
         self._state = policy.init(comm.size)
         self._cost = Cost.unknown(comm.size)
+        self._watch = Watch()
+        self._past = self._watch.init(comm.size)
         self.book = PlanBook(Plan(0, policy, self._state, limits, sizing.total))
         self._times: list[StepTimes] = []
         self._sizes: set[int] = set()  # batches this worker has had
@@ -183,7 +188,7 @@ class Coordinator:
             row[begin : begin + len(COLUMNS)] = torch.tensor(
                 [getattr(times, name) for name in COLUMNS], dtype=torch.float64
             )
-        columns = {name: [getattr(times, name) for times in self._times] for name in ("step", *COLUMNS)}
+        columns = {name: [getattr(times, name) for times in self._times] for name in ("step", "at", *COLUMNS)}
         self._log.write("steps", **columns)
         self._times, self._fresh = [], set()
         self._under_way = self._comm.gather(row)
@@ -203,6 +208,7 @@ class Coordinator:
         resized = self._sized(rows[:, self._width :], times, seen, step)
         seen = dataclasses.replace(seen, total=self._total, limits=self._limits)
         self._log_window(times, seen)
+        self._look_out(times, seen)
         if not any(seen.samples) and not ends_epoch:
             if resized:
                 self._log_plan(step, self.book.latest, "another batch, speeds as known", None, changed=True)
@@ -223,20 +229,37 @@ class Coordinator:
         if not self.sizing.measures:
             return False
         if any(seen.samples):
-            exchange = times[:, :, COLUMNS.index("comm_s")].min(axis=0)  # whoever is last waits for the exchange alone
-            there = exchange[np.isfinite(exchange)]
-            self._cost = self._cost.add(seen, float(np.median(there)) if there.size else 0.0)
+            self._cost = self._cost.add(seen, _exchange_s(times))
         return self._adopt(self.sizing.from_window(gradients, self.room, self._fixed()), step)
+
+    def _look_out(self, times: Rows, seen: Observation) -> None:
+        """Say once who has fallen behind."""
+        if not any(seen.samples):
+            return
+        phases = _medians(times[:, :, [1, 2, 4]])
+        found, self._past = self._watch.update(
+            seen.step,
+            np.array(seen.samples),
+            np.array(seen.busy_s),
+            np.array(seen.noise_s),
+            phases,
+            _exchange_s(times) or 0.0,
+            self._past,
+        )
+        for one in found:
+            self._log.write("straggler", step=seen.step, **to_plain(one))
+            if self._comm.rank == 0:
+                _LOGGER.warning("paceline: %s", one.text)
 
     def _fixed(self, further_s: float = 0.0) -> float | None:
         """What a step costs before its first sample, in samples, with batches divided as they are."""
-        owned, plan = self.owned, self.book.latest
-        free = dataclasses.replace(plan.limits, cap=(NO_CAP,) * self._comm.size)
+        plan = self.book.latest
+        limits = plan.limits
+        if limits.room < 2 * self._total:
+            limits = dataclasses.replace(limits, cap=(NO_CAP,) * self._comm.size)
 
         def divide(total: int) -> tuple[int, ...]:
-            if owned is None:
-                return plan.policy.split(total, free, plan.state)
-            return tuple(share * total // self._total for share in owned())
+            return plan.policy.split(total, limits, plan.state)
 
         return self._cost.fixed(self._total, divide, further_s)
 
@@ -322,7 +345,7 @@ class Coordinator:
         )
 
     def _log_window(self, times: Rows, seen: Any) -> None:
-        if self._log.path is None:
+        if not self._log.wanted:
             return
         samples, busy, comm = times[:, :, 0], times[:, :, 1] + times[:, :, 2] + times[:, :, 4], times[:, :, 3]
         there = np.isfinite(busy).all(axis=0)
@@ -428,3 +451,19 @@ class Coordinator:
         self._times = [StepTimes(**{**times, "parts": tuple(map(tuple, times["parts"]))}) for times in own["times"]]
         self.learned_cap = own["learned_cap"]
         return None
+
+
+def _exchange_s(times: Rows) -> float | None:
+    """The exchange of a window's typical step: whoever is last to be ready waits for it alone; None if not everybody told."""
+    exchange = times[:, :, COLUMNS.index("comm_s")].min(axis=0)
+    there = exchange[np.isfinite(exchange)]
+    return float(np.median(there)) if there.size else None
+
+
+def _medians(rows: Rows) -> Rows:
+    """Of every worker and column, over the steps that are there; 0 where there is none."""
+    there = np.isfinite(rows.sum(axis=2)).any(axis=1)
+    found = np.zeros((len(rows), rows.shape[2]))
+    if there.any():
+        found[there] = np.nanmedian(rows[there], axis=1)
+    return found

@@ -24,7 +24,7 @@ class StepTimes:
     """What one step cost this worker, and where gradients are measured what they were like.
 
     `parts` are (samples, squared norm, inner product with the joint gradient) of what this worker computed, `joint` the squared norm
-    of the joint gradient.
+    of the joint gradient. `at` is when the loop asked for the batch, in seconds since the epoch by the host's clock.
     """
 
     step: int
@@ -37,6 +37,7 @@ class StepTimes:
     finite: bool = True
     parts: tuple[tuple[float, float, float], ...] = ()
     joint: float = math.nan
+    at: float = 0.0
 
     @property
     def busy_s(self) -> float:
@@ -95,6 +96,7 @@ class _Marks:
     full: bool
     fetch: Any
     batch: Any
+    at: float
     ready: Any = None
     summed: Any = None
     updated: Any = None
@@ -121,12 +123,13 @@ class Meter:
         cuda = device is not None and device.type == "cuda"
         self._clock = clock or (CudaClock(device) if cuda and device else CpuClock())
         self._fetch: Any = None
+        self._at = 0.0
         self._open: _Marks | None = None
         self._waiting: list[_Marks] = []
 
     def fetch(self) -> None:
         """The loop asks for a batch: the step before is over."""
-        self._fetch = self._clock.mark()
+        self._fetch, self._at = self._clock.mark(), time.time()
         if self._open is not None:
             self._open.closed = self._fetch
             self._waiting.append(self._open)
@@ -135,7 +138,9 @@ class Meter:
     def batch(self, step: int, samples: int, *, full: bool = True) -> None:
         """The batch is there; `full` is False for the short last one of an epoch."""
         mark = self._clock.mark()
-        self._open = _Marks(step, samples, full, self._fetch if self._fetch is not None else mark, mark)
+        self._open = _Marks(
+            step, samples, full, self._fetch if self._fetch is not None else mark, mark, self._at or time.time()
+        )
 
     def ready(self) -> None:
         """The last gradients are ready to be sent."""
@@ -176,7 +181,7 @@ class Meter:
 
     def drop(self) -> None:
         """Forget the step under way (the loop was left)."""
-        self._open, self._fetch = None, None
+        self._open, self._fetch, self._at = None, None, 0.0
 
     def clear(self) -> None:
         """Forget everything."""
@@ -214,6 +219,7 @@ class Meter:
             finite=not poisoned,
             parts=_parts(marks),
             joint=_squares(marks.joints) if marks.joints else math.nan,
+            at=marks.at,
         )
 
 

@@ -47,6 +47,7 @@ from paceline.runtime.replicas import Replicas
 from paceline.runtime.rounds import Rounds, check
 from paceline.runtime.step import StepRunner
 from paceline.runtime.topology import by_label, declared
+from paceline.runtime.track import sinks
 from paceline.shards import Moves, ShardPlan
 from paceline.types import Limits
 
@@ -65,6 +66,9 @@ def init(
     nodes: str | Sequence[Sequence[int]] | None = None,
     seed: int | None = None,
     run_dir: str | os.PathLike[str] | None = None,
+    log_mb: int | None = None,
+    tensorboard: str | os.PathLike[str] | None = None,
+    track: str | None = None,
     replan_every: int | None = None,
     max_local_batch: int | tuple[int | None, ...] | list[int | None] | None = None,
     min_local_batch: int | None = None,
@@ -81,13 +85,16 @@ def init(
         balance: name of a balance policy ("affine", "equal", "fixed:1,2", "dbs", "dp", "edp"), or the policy itself.
         sync: name of a sync policy ("allreduce", "local", "post-local", "hierarchical", "daso", "overlap", "diloco", "gossip"), with
             settings after a colon ("overlap:h=8,compress=int8"), or the policy itself.
-        batch: name of a batch policy ("constant", "schedule", "norm-test", "inner-product", "augmented", "noise-scale"), with
-            settings after a colon ("noise-scale:c=1,most=4096"), or the policy itself.
+        batch: name of a batch policy ("constant", "schedule", "norm-test", "inner-product", "augmented", "noise-scale", "goodput"), with
+            settings after a colon ("goodput:most=4096"), or the policy itself.
         lr_rule: what becomes of the learning rate when the batch changes: "none", "linear", "sqrt", "adascale".
         recipe: a published method of several policies ("adaptive-local", "rcd-sgd"); stands in for settings that nobody gave.
         nodes: which workers are on which node: "2,2", or lists of workers; by default by the names of hosts.
         seed: decides the order of samples.
         run_dir: folder for the event log; none is kept without.
+        log_mb: most megabytes that a worker's events may take.
+        tensorboard: folder for TensorBoard scalars, as the run goes on.
+        track: "wandb", "mlflow" or both with a comma between: told the same scalars.
         replan_every: steps between two decisions.
         max_local_batch: most samples a worker can hold: one number, or one per worker.
         min_local_batch: fewest samples a worker takes while the batch reaches for all.
@@ -97,7 +104,7 @@ def init(
         backend: "nccl" or "gloo"; by default what all workers can use.
     """
     explicit = {name: value for name, value in locals().items() if value is not None}
-    for name in ("run_dir", "device"):
+    for name in ("run_dir", "tensorboard", "device"):
         if name in explicit:
             explicit[name] = str(explicit[name])
     settings, sources = resolve(explicit, os.environ, Path.cwd())
@@ -153,8 +160,19 @@ class Pace:
             self.topology = declared(settings.nodes, comm.size)
         else:
             self.topology = by_label([other["_node"] for other in others])
-        if settings.run_dir is not None:
-            self._log = EventLog(events_path(Path(settings.run_dir), comm.rank))
+        told, problem = [], ""
+        if comm.rank == 0:
+            try:
+                told = sinks(settings.tensorboard, settings.track, settings.plain())
+            except ConfigError as error:
+                problem = str(error)
+        if settings.tensorboard or settings.track:
+            problem = comm.gather_text(problem, "starting trackers")[0]
+            if problem:
+                raise ConfigError(problem)
+        if settings.run_dir is not None or told:
+            path = None if settings.run_dir is None else events_path(Path(settings.run_dir), comm.rank)
+            self._log = EventLog(path, most_bytes=settings.log_mb * 2**20, sinks=told)
         self._losses = Losses(comm, self._log)
         self._rates = Rates(settings.lr_rule, self._log)
         self._log.write(
@@ -682,7 +700,9 @@ class Pace:
         sys.excepthook = self._previous_hook
         for hook in self._hooks:
             hook.remove()
-        self._log.write("end", step=self._loader.step if self._loader else 0, ok=not self._failed)
+        self._log.write(
+            "end", step=self._loader.step if self._loader else 0, ok=not self._failed, dropped=self._log.dropped
+        )
         self._log.close()
         if self._rounds is not None:
             self._rounds.close(graceful=not self._failed)

@@ -155,19 +155,21 @@ class Rounds:
                 round=self._round,
                 loss=loss() if ends_epoch else None,
             )
+            window = max(1, self._state.every // self._policy.terms.fragments)  # what the exchange of now ends
             action, self._state = self._policy.update(seen, self._state)
             self._do(action)
             if self._probe is not None and self.local:
-                window = max(1, self._state.every // self._policy.terms.fragments)
-                last = self._state.since + 1 >= window or next_ends_epoch()
+                following = max(1, self._state.every // self._policy.terms.fragments)
+                last = self._state.since + 1 >= following or next_ends_epoch()
                 found = self._probe.after_step(
                     self._total.step, ends=action.send, begins=action.merge or action.wait, next_ends=last
                 )
                 if found is not None:
-                    waited = self._round.transfer_s if self._blocked and self._round is not None else 0.0
+                    blocks = self._blocked and not self._state.delay  # others wait at the end of an epoch alone
+                    waited = self._round.transfer_s if blocks and self._round is not None else 0.0
                     self._resize(
                         self._total.step + 1,
-                        dataclasses.replace(found, exchange_s=waited / max(1, self._state.every)),
+                        dataclasses.replace(found, exchange_s=waited / window),
                     )
         elif ends_epoch:
             loss()

@@ -47,12 +47,14 @@ class Cost:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Cost) and to_plain(self) == to_plain(other)
 
-    def add(self, seen: Observation, exchange_s: float) -> Cost:
-        """With one more window."""
+    def add(self, seen: Observation, exchange_s: float | None) -> Cost:
+        """With one more window; its exchange is None where not everybody told."""
         samples = np.array(seen.samples)
         lines = _FIT.update(self.lines, samples, np.array(seen.busy_s), np.array(seen.noise_s))
         least = np.where((samples > 0) & ((self.least == 0) | (samples < self.least)), samples, self.least)
         first = not self.lines.weight.any()
+        if exchange_s is None:
+            exchange_s = self.exchange_s
         blended = exchange_s if first else _FIT.memory * self.exchange_s + (1 - _FIT.memory) * exchange_s
         return Cost(lines, least, np.maximum(self.most, samples), blended)
 
@@ -65,7 +67,8 @@ class Cost:
             further_s: what a step waits for beside the exchange that was measured.
         """
         now, twice = np.array(divide(total)), np.array(divide(2 * total))
-        if ((now > 0) & ((self.least == 0) | (self.most < APART * self.least))).any():
+        moving = (now > 0) & (now != twice)  # who is held at a bound has its share whatever the batch
+        if (moving & ((self.least == 0) | (self.most < APART * self.least))).any() or not moving.any():
             return None
         once, double = self._slowest(now), self._slowest(twice)
         slope = (double - once) / total

@@ -20,6 +20,7 @@ from paceline.policies.batch.noise_scale import NoiseScale
 from paceline.policies.batch.protocol import Gradients, Size
 
 EXPLORE = 1.25  # times the batch, until its size has told what a step costs before its first sample
+FAR = 2.0  # times the first batch: no further to find that out
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class Goodput(NoiseScale):
         size, state = NoiseScale.update(self, seen, state)
         if size.noise is None or not size.reason or not math.isfinite(size.noise):
             return size, state
+        if seen.fixed is None and seen.total >= FAR * seen.first:
+            return size, state  # it will not be known: one noise scale
         if seen.fixed is None:
             wanted = math.ceil(EXPLORE * seen.total)
             reason = f"{wanted} samples tell what a step of {seen.total} costs before its first"

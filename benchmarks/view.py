@@ -1,0 +1,186 @@
+"""What looking costs: events in a training loop, and a large run in a browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+STEP_S = 0.05
+WORKERS, STEPS, EVERY = 64, 100_000, 4
+
+
+def events() -> list[str]:
+    """What events cost a step of 50 ms, for 4 and 64 workers: in the thread that trains, and with the thread that writes."""
+    from paceline.events import EventLog
+
+    lines = [
+        "### Events, per step of 50 ms",
+        "",
+        "| workers | µs in the training thread | of a step | µs of all threads | of a step | bytes a step |",
+        "|---|---|---|---|---|---|",
+    ]
+    count, every = 2000, 4
+    for size in (4, 64):
+        with tempfile.TemporaryDirectory() as folder:
+            log, spent = EventLog(Path(folder) / "worker-0000.jsonl"), []
+            names = ("at", "samples", "data_wait_s", "compute_s", "comm_s", "optimizer_s")
+            seen_names = ("samples", "busy_s", "noise_s", "wall_s", "compute_s")
+            cpu = time.process_time()
+            for first in range(0, count, every):
+                begun = time.perf_counter()
+                log.write(
+                    "steps",
+                    step=list(range(first, first + every)),
+                    **{name: [0.0123456789012] * every for name in names},
+                )
+                log.write(
+                    "window",
+                    step=first + every - 1,
+                    epoch=0,
+                    observation={name: [0.0123456789012] * size for name in seen_names},
+                    step_s=[0.0123456789] * size,
+                    comm_s=[0.0123456789] * size,
+                    samples_per_s=1234.5678,
+                    efficiency=0.98765,
+                )
+                reason = "kept: a change would gain less than what is asked for, " + "x" * 40
+                log.write(
+                    "plan",
+                    step=first,
+                    start=first,
+                    split=[16] * size,
+                    changed=False,
+                    reason=reason,
+                    predicted_s=0.05,
+                    digest=1,
+                )
+                spent.append((time.perf_counter() - begun) / every)
+                time.sleep(0.002)  # steps are longer; the writer has its turn
+            log.close()
+            whole = (time.process_time() - cpu) / count
+            weight = sum(file.stat().st_size for file in Path(folder).iterdir()) / count
+            cost = statistics.median(spent)
+            lines.append(
+                f"| {size} | {cost * 1e6:.1f} | {cost / STEP_S:.3%} | {whole * 1e6:.1f} | {whole / STEP_S:.3%} | {weight:.0f} |"
+            )
+    return lines
+
+
+def large(folder: Path) -> Path:
+    """A run of 64 workers and 100000 steps, written as the runtime would."""
+    from paceline.events import events_path
+
+    busy = [0.04 + 0.0001 * rank for rank in range(WORKERS)]
+    slowest = max(busy)
+    config = {"balance": "affine", "sync": "allreduce", "batch": "constant"}
+    for rank in range(WORKERS):
+        path = events_path(folder, rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        start = {
+            "type": "start",
+            "t": 0.0,
+            "schema": 1,
+            "rank": rank,
+            "size": WORKERS,
+            "host": f"host-{rank}",
+            "device": "cpu",
+            "config": config,
+        }
+        with path.open("w") as file:
+            file.write(json.dumps(start) + "\n")
+            for first in range(0, STEPS, EVERY):
+                t = (first + EVERY) * STEP_S
+                count = EVERY
+                steps = {
+                    "type": "steps",
+                    "t": t,
+                    "step": list(range(first, first + count)),
+                    "at": [round((first + n) * STEP_S, 4) for n in range(count)],
+                    "samples": [16] * count,
+                    "data_wait_s": [0.001] * count,
+                    "compute_s": [round(busy[rank] - 0.002, 5)] * count,
+                    "comm_s": [round(slowest - busy[rank] + 0.005, 5)] * count,
+                    "optimizer_s": [0.001] * count,
+                }
+                file.write(json.dumps(steps) + "\n")
+                if rank < 2:
+                    window = {
+                        "type": "window",
+                        "t": t,
+                        "step": first + count - 1,
+                        "epoch": 0,
+                        "observation": {"samples": [16.0] * WORKERS, "busy_s": busy},
+                        "step_s": [slowest + 0.005] * WORKERS,
+                        "comm_s": [slowest - one + 0.005 for one in busy],
+                        "samples_per_s": 16 * WORKERS / (slowest + 0.005),
+                        "efficiency": 0.9,
+                    }
+                    file.write(json.dumps(window) + "\n")
+            file.write(json.dumps({"type": "end", "t": STEPS * STEP_S, "step": STEPS, "ok": True}) + "\n")
+    return folder
+
+
+def browser() -> list[str]:
+    """First paint, memory and the time until everything is drawn, of a large run in a real browser."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    with tempfile.TemporaryDirectory() as place:
+        folder = large(Path(place) / "large")
+        size = sum(file.stat().st_size for file in (folder / "events").iterdir()) / 1e6
+        command = [sys.executable, "-m", "paceline.cli", "dashboard", "--port", "0", str(folder)]
+        server = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+        try:
+            assert server.stderr is not None
+            address = re.search(r"http://\S+", server.stderr.readline())
+            assert address
+            with sync_playwright() as play:
+                made = play.chromium.launch(
+                    executable_path=chromium, args=["--no-sandbox", "--enable-precise-memory-info"]
+                )
+                page = made.new_page()
+                begun = time.perf_counter()
+                page.goto(address[0])
+                paint = page.evaluate(
+                    "new Promise((done) => new PerformanceObserver((list) => done(list.getEntries()[0].startTime)).observe({type: 'paint', buffered: true}))"
+                )
+                page.wait_for_selector(f"article[data-step='{STEPS}']", timeout=300_000)
+                page.wait_for_function(
+                    "document.getElementById('state').textContent.startsWith('up to date')", timeout=300_000
+                )
+                whole = time.perf_counter() - begun
+                page.wait_for_selector("[data-chart=lanes] .main-svg")
+                page.evaluate("window.gc && gc()")
+                heap = page.evaluate("performance.memory.usedJSHeapSize") / 1e6
+                again = made.new_page()
+                begun = time.perf_counter()
+                again.goto(address[0])
+                again.wait_for_selector("[data-chart=lanes] .main-svg")
+                second = time.perf_counter() - begun
+                made.close()
+            peak = int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{server.pid}/status").read_text())[1]) / 1e3  # type: ignore[index]
+        finally:
+            server.terminate()
+            server.wait(20)
+    return [
+        f"### {WORKERS} workers, {STEPS} steps ({size:.0f} MB of events) in Chromium",
+        "",
+        "| first paint | all read and drawn | a second page drawn | memory of the page's scripts | memory of the server |",
+        "|---|---|---|---|---|",
+        f"| {paint:.0f} ms | {whole:.1f} s | {second:.1f} s | {heap:.0f} MB | {peak:.0f} MB |",
+    ]
+
+
+def viewing() -> list[str]:
+    """Both tables."""
+    return [*events(), "", *browser()]

@@ -1,0 +1,62 @@
+"""`paceline watch`: a run, live in the terminal. Reads its event files and nothing else."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from paceline.cli.screen import run_folder
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from paceline.report.run import Run
+
+_OVER = ("ended", "failed")
+
+
+@click.command()
+@click.argument("run_dir", required=False)
+@click.option("--once", is_flag=True, help="Print what there is and end; for scripts.")
+@click.option(
+    "--every", "every_s", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds between looks."
+)
+def command(run_dir: str | None, once: bool, every_s: float) -> None:
+    """See who computes and who waits, while a run goes on.
+
+    Without RUN_DIR: the newest run under `runs/`. Ends with the run, or with Ctrl-C; the run does not notice.
+    """
+    from rich.console import Console
+
+    from paceline.report.run import Run
+
+    try:
+        _follow(Run(run_folder(run_dir)), Console(), once, every_s)
+    except KeyboardInterrupt:
+        pass  # that is how it ends
+
+
+def _follow(run: Run, console: Console, once: bool, every_s: float) -> None:
+    from rich.live import Live
+
+    from paceline.report.live import frame
+
+    run.update()
+    if once or run.status() in _OVER:
+        console.print(frame(run, console.width))
+    elif not console.is_terminal:  # a pipe: a frame now and then, one below the other
+        while run.status() not in _OVER:
+            console.print(frame(run, console.width))
+            time.sleep(every_s)
+            run.update()
+        console.print(frame(run, console.width))
+    else:
+        with Live(console=console, screen=False, auto_refresh=False) as live:
+            while True:
+                live.update(frame(run, console.width, console.height), refresh=True)
+                if run.status() in _OVER:
+                    return
+                time.sleep(every_s)
+                run.update()

@@ -1,0 +1,259 @@
+"""The figures of a run as plain values, ready to be drawn: what is on the page is what is in here, and in the events.
+
+A chart is `{"id", "title", "text", "kind", "x", "y", ...}`. `text` says in words what is to be seen, for those who do not look.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.report.run import PHASES, Run
+from paceline.report.series import Series
+
+POINTS = 400  # of a line: more than a screen shows
+MANY = 8  # workers; beyond that lines are drawn as a map
+
+
+def thinned(series: Series, column: int, points: int = POINTS) -> tuple[list[int], list[float | None]]:
+    """Steps and means of a column, neighbours joined until no more than `points` are left."""
+    steps, values = series.steps, series.means(column)
+    group = -(-len(steps) // points) if steps else 1
+    if group <= 1:
+        return steps, values
+    xs, ys = [], []
+    for begin in range(0, len(steps), group):
+        there = [value for value in values[begin : begin + group] if value is not None]
+        xs.append(steps[begin])
+        ys.append(sum(there) / len(there) if there else None)
+    return xs, ys
+
+
+def charts(run: Run) -> list[dict[str, Any]]:
+    """All charts that have something to show."""
+    made = [
+        _speed(run),
+        _lanes(run),
+        _phases(run),
+        _step_time(run),
+        _splits(run),
+        _batch(run),
+        _losses(run),
+        _rounds(run),
+        _drift(run),
+        _zeta(run),
+    ]
+    return [chart for chart in made if chart is not None]
+
+
+def _line(name: str, x: list[Any], y: list[Any], **more: Any) -> dict[str, Any]:
+    return {"name": name, "x": x, "y": y, **more}
+
+
+def _speed(run: Run) -> dict[str, Any] | None:
+    if not len(run.windows):
+        return None
+    steps, rate = thinned(run.windows, 0)
+    _, able = thinned(run.windows, 3)
+    last = next((value for value in reversed(rate) if value is not None), 0.0)
+    return {
+        "id": "speed",
+        "title": "Samples per second, and what the workers make by themselves",
+        "text": f"Samples per second over steps; {last:.0f} at the end.",
+        "kind": "lines",
+        "x_title": "step",
+        "y_title": "samples/s",
+        "lines": [_line("all together", steps, rate), _line("limit: workers by themselves", steps, able, dash="dot")],
+    }
+
+
+def _lanes(run: Run) -> dict[str, Any] | None:
+    """Who waits when: a row a worker."""
+    if run.waits is None or not len(run.waits):
+        return None
+    steps: list[int] = []
+    rows = []
+    took = dict(zip(*thinned(run.windows, 2), strict=True))
+    for rank in range(run.size):
+        if rank >= run.waits.columns:
+            continue
+        steps, waits = thinned(run.waits, rank)
+        rows.append([_share(wait, took.get(step)) for step, wait in zip(steps, waits, strict=True)])
+    means = [_mean(row) for row in rows]
+    most = max(range(len(means)), key=lambda rank: means[rank] or 0.0)
+    return {
+        "id": "lanes",
+        "title": "Who waits, and when: share of each step spent waiting for others",
+        "text": f"A row a worker. Worker {most} waits most: {means[most] or 0:.0%} of its time.",
+        "kind": "map",
+        "x_title": "step",
+        "y_title": "worker",
+        "x": steps,
+        "y": [f"worker {rank}" for rank in range(len(rows))],
+        "z": rows,
+        "unit": "%",
+    }
+
+
+def _phases(run: Run) -> dict[str, Any] | None:
+    """Where the time of a step goes."""
+    from paceline.report.summary import figures
+
+    found = [one for one in figures(run)["workers"] if one["compute_s"] is not None]
+    if not found:
+        return None
+    names = [f"worker {one['worker']}" for one in found]
+    return {
+        "id": "phases",
+        "title": "Where the time of a step goes",
+        "text": "Milliseconds of a step in each phase, a bar a worker; the table below has the numbers.",
+        "kind": "bars",
+        "x_title": "ms a step",
+        "y_title": "",
+        "lines": [
+            _line(phase, [None if one[f"{phase}_s"] is None else one[f"{phase}_s"] * 1e3 for one in found], names)
+            for phase in PHASES
+        ],
+    }
+
+
+def _step_time(run: Run) -> dict[str, Any] | None:
+    if not len(run.windows):
+        return None
+    steps, took = thinned(run.windows, 2)
+    _, rate = thinned(run.windows, 0)
+    _, able = thinned(run.windows, 3)
+    best = [
+        None if None in (a, b, c) or not b else a * c / b  # type: ignore[operator]
+        for a, b, c in zip(took, able, rate, strict=True)
+    ]
+    return {
+        "id": "step-time",
+        "title": "Time of a step against the optimum",
+        "text": "Milliseconds a step takes, and would take if nobody waited and exchanges were free.",
+        "kind": "lines",
+        "x_title": "step",
+        "y_title": "ms",
+        "lines": [_line("step", steps, _ms(took)), _line("optimum", steps, _ms(best), dash="dot")],
+    }
+
+
+def _splits(run: Run) -> dict[str, Any] | None:
+    if run.splits is None or not len(run.splits):
+        return None
+    columns = min(run.size, run.splits.columns)
+    if columns > MANY:
+        rows = [thinned(run.splits, rank)[1] for rank in range(columns)]
+        return {
+            "id": "split",
+            "title": "Samples of each worker",
+            "text": f"Samples per step of {columns} workers over steps, a row a worker.",
+            "kind": "map",
+            "x_title": "step",
+            "y_title": "worker",
+            "x": thinned(run.splits, 0)[0],
+            "y": [f"worker {rank}" for rank in range(columns)],
+            "z": rows,
+            "unit": "",
+        }
+    return {
+        "id": "split",
+        "title": "Samples of each worker",
+        "text": f"Samples per step; now {', '.join(map(str, run.split))}.",
+        "kind": "lines",
+        "x_title": "step",
+        "y_title": "samples",
+        "lines": [_line(f"worker {rank}", *thinned(run.splits, rank)) for rank in range(columns)],
+    }
+
+
+def _batch(run: Run) -> dict[str, Any] | None:
+    totals = [value for value in run.batches.means(0) if value is not None]
+    if len(set(totals)) < 2:
+        return None
+    steps, total = thinned(run.batches, 0)
+    _, noise = thinned(run.batches, 1)
+    return {
+        "id": "batch",
+        "title": "Global batch and noise scale",
+        "text": f"The batch went from {totals[0]:.0f} to {totals[-1]:.0f} samples.",
+        "kind": "lines",
+        "x_title": "step",
+        "y_title": "samples",
+        "lines": [_line("batch", steps, total), _line("noise scale", steps, noise, dash="dot")],
+    }
+
+
+def _losses(run: Run) -> dict[str, Any] | None:
+    found = [(epoch, total / count) for epoch, (total, count, _) in sorted(run.losses.items()) if count]
+    if not found:
+        return None
+    group = -(-len(found) // POINTS)
+    found = found[::group]
+    return {
+        "id": "loss",
+        "title": "Mean loss of each epoch",
+        "text": f"From {found[0][1]:.4g} to {found[-1][1]:.4g}.",
+        "kind": "lines",
+        "x_title": "epoch",
+        "y_title": "loss",
+        "lines": [_line("loss", [epoch for epoch, _ in found], [loss for _, loss in found])],
+    }
+
+
+def _rounds(run: Run) -> dict[str, Any] | None:
+    if not len(run.rounds):
+        return None
+    steps, transfer = thinned(run.rounds, 0)
+    _, waited = thinned(run.rounds, 1)
+    return {
+        "id": "rounds",
+        "title": "Exchanges of replicas: how long, and how long they were waited for",
+        "text": f"{run.num_rounds} exchanges, {run.round_bytes / 1e6:.1f} MB in all.",
+        "kind": "lines",
+        "x_title": "step",
+        "y_title": "ms",
+        "lines": [_line("transfer", steps, _ms(transfer)), _line("waited", steps, _ms(waited))],
+    }
+
+
+def _drift(run: Run) -> dict[str, Any] | None:
+    steps, drift = thinned(run.rounds, 3)
+    if not any(value is not None for value in drift):
+        return None
+    return {
+        "id": "drift",
+        "title": "Drift: how far replicas went apart between exchanges",
+        "text": "0 is together; above 1 they pull against each other.",
+        "kind": "lines",
+        "x_title": "step",
+        "y_title": "drift",
+        "lines": [_line("drift", steps, drift)],
+    }
+
+
+def _zeta(run: Run) -> dict[str, Any] | None:
+    if not len(run.zeta):
+        return None
+    steps, ratio = thinned(run.zeta, 0)
+    return {
+        "id": "partition",
+        "title": "Partition: dissimilarity of the shards' gradients, in squared gradients",
+        "text": "0 is alike.",
+        "kind": "lines",
+        "x_title": "step",
+        "y_title": "ratio",
+        "lines": [_line("dissimilarity", steps, ratio)],
+    }
+
+
+def _ms(values: list[float | None]) -> list[float | None]:
+    return [None if value is None else value * 1e3 for value in values]
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else 100.0 * part / whole
+
+
+def _mean(values: list[float | None]) -> float | None:
+    there = [value for value in values if value is not None]
+    return sum(there) / len(there) / 100.0 if there else None

@@ -1,0 +1,170 @@
+"""The event files of a run, read as they grow, in bounded memory, and whatever state they are in."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.events import HEAD, parsed, parts
+
+CHUNK = 2**20
+LONGEST = 16 * 2**20  # of a line: more is not an event of ours
+MOST_WORKERS = 100_000
+_NAME = re.compile(r"worker-(\d{1,9})(?:\.\d+)?\.jsonl")
+_OPENING = re.compile(rb'\{"type": "([a-z-]+)", "t": [0-9.e+]+, "step": (\d{1,12}),')
+
+
+class Follower:
+    """New events of one worker each time they are asked for.
+
+    A line that is not complete yet is kept for later; one that is damaged is passed over and counted. What a further file of the same
+    worker repeats of the first is left out.
+
+    Args:
+        path: the worker's first file.
+        begin: where to begin: the number of a file, and a place in it.
+
+    Attributes:
+        damaged: lines that could not be read.
+        skip: whether an event of this type and step need not be read; it costs less than reading it.
+        done: bytes read so far; `size` of how many when last looked.
+        index: a place to begin for later steps: (step, file, place), one in a megabyte.
+    """
+
+    def __init__(self, path: Path, begin: tuple[int, int] = (-1, 0)) -> None:
+        self.path, self.damaged = path, 0
+        self._part, self._offset = begin
+        self._rest, self._too_long, self._line = b"", False, 1 if begin[1] else 0
+        self.skip: Callable[[str, int], bool] | None = None
+        self.size, self.done = sum(_size(file) for _, file in parts(path)), 0
+        self.index: list[tuple[int, int, int]] = []
+        self._next_index = 0
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """What was written since the last time."""
+        while True:
+            later = [(number, file) for number, file in parts(self.path) if number >= self._part]
+            if not later:
+                return
+            self.size = max(self.size, self.done - self._offset + sum(_size(file) for _, file in later))
+            if later[0][0] != self._part:  # the first one, or ours is gone
+                self._begin(later[0][0])
+            yield from self._lines(later[0][1])
+            if len(later) < 2:
+                return
+            self._begin(later[1][0])
+
+    def place(self, step: int) -> tuple[int, int]:
+        """Where to begin to read about a step."""
+        found = bisect_right(self.index, (step, -1, -1)) - 1
+        return self.index[found][1:] if found >= 0 else (-1, 0)
+
+    def _begin(self, part: int) -> None:
+        self.damaged += bool(self._rest)
+        self._part, self._offset, self._rest, self._line, self._next_index = part, 0, b"", 0, 0
+
+    def _lines(self, path: Path) -> Iterator[dict[str, Any]]:
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            file.seek(self._offset)
+            while data := file.read(CHUNK):
+                at = self._offset - len(self._rest)
+                self._offset += len(data)
+                self.done += len(data)
+                *whole, self._rest = (self._rest + data).split(b"\n")
+                for line in whole:
+                    self._line += 1
+                    event = self._event(line, path)
+                    if event is not None:
+                        if event["type"] == "steps" and at >= self._next_index:
+                            self._note(event, at)
+                        yield event
+                    at += len(line) + 1
+                if len(self._rest) > LONGEST:
+                    self._rest, self._too_long = b"", True
+
+    def _note(self, event: dict[str, Any], at: int) -> None:
+        steps = event.get("step")
+        if isinstance(steps, list) and steps and isinstance(steps[0], int):
+            if not self.index or steps[0] > self.index[-1][0]:
+                self.index.append((steps[0], self._part, at))
+            self._next_index = at + CHUNK
+
+    def _event(self, line: bytes, path: Path) -> dict[str, Any] | None:
+        if self._too_long:  # the end of a line that was given up
+            self._too_long = False
+            self.damaged += 1
+            return None
+        if not line.strip():
+            return None
+        if self.skip is not None:
+            match = _OPENING.match(line)
+            if match is not None and self.skip(match[1].decode(), int(match[2])):
+                return None
+        try:
+            event = parsed(line.decode(), path)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            self.damaged += 1
+            return None
+        if not isinstance(event, dict) or not isinstance(event.get("type"), str):
+            self.damaged += 1
+            return None
+        if self._part > 0 and self._line <= len(HEAD) and event["type"] in HEAD:
+            return None
+        return event
+
+
+def workers(folder: Path) -> dict[int, Path]:
+    """The first event file of every worker of a run.
+
+    Raises:
+        ConfigError: there is no such folder, or it is not a run's.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"a run folder must exist: there is no {folder}. `paceline run` says where it writes")
+    found = {}
+    place = folder / "events"
+    for file in sorted(place.iterdir()) if place.is_dir() else []:
+        match = _NAME.fullmatch(file.name)
+        if match and int(match[1]) < MOST_WORKERS:
+            found[int(match[1])] = place / f"worker-{match[1]}.jsonl"
+    return found
+
+
+def newest(root: Path) -> Path:
+    """The run folder under `root` that was written to last.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    written: dict[Path, float] = {}
+    for file in root.glob("*/events/worker-*.jsonl") if root.is_dir() else []:
+        place = file.parent.parent
+        written[place] = max(written.get(place, 0.0), modified(file))
+    if not written:
+        raise ConfigError(f"there is no run in {root}: name a run folder, or start one with `paceline run`")
+    return max(written, key=lambda place: written[place])
+
+
+def modified(path: Path) -> float:
+    """When a file was written last, by this machine's clock; 0 if it is gone."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

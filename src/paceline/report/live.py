@@ -1,0 +1,128 @@
+"""A run on one screen: a row a worker, where its time goes, and what was decided last."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from paceline.report.run import PHASES, Run
+
+# Each phase has a shape of its own, for screens without colour.
+LOOK = {
+    "data": ("▒", "yellow"),
+    "compute": ("█", "green"),
+    "waiting": ("·", "red"),
+    "exchange": ("░", "blue"),
+    "optimizer": ("▓", "cyan"),
+}
+_NARROW = 72
+_AROUND = 12  # lines that are not workers
+
+
+def recent(run: Run) -> list[dict[str, Any]]:
+    """Per worker, from its newest steps: samples, and seconds per step in each phase."""
+    window = run.last_window
+    comm = [value for value in window.get("comm_s", []) if value is not None]
+    exchange = min(comm, default=0.0)
+    rows: list[dict[str, Any]] = []
+    for rank in range(run.size):
+        worker = run.workers.get(rank)
+        steps = list(worker.recent)[-16:] if worker is not None else []
+        if steps:
+            samples, data, compute, waited, optimizer = (
+                sum(step[place] for step in steps) / len(steps) for place in range(2, 7)
+            )
+            seconds = {"data": data, "compute": compute, "optimizer": optimizer}
+        elif window and rank < len(window["comm_s"]):  # no file of its own: what the others heard
+            seen = window["observation"]
+            samples, waited = seen["samples"][rank], window["comm_s"][rank] or 0.0
+            seconds = {"data": 0.0, "compute": seen["busy_s"][rank], "optimizer": 0.0}
+        else:
+            rows.append({"worker": rank, "samples": None, "phases": None})
+            continue
+        least = min(exchange, waited)
+        seconds |= {"exchange": least, "waiting": waited - least}
+        rows.append({"worker": rank, "samples": samples, "phases": {name: seconds[name] for name in PHASES}})
+    return rows
+
+
+def bar(phases: dict[str, float], longest: float, width: int) -> Text:
+    """The phases of a step, one after the other; `longest` fills the width."""
+    text, filled, passed = Text(), 0, 0.0
+    for name in PHASES:
+        passed += phases[name]
+        upto = round(width * passed / longest) if longest > 0 else 0
+        glyph, colour = LOOK[name]
+        text.append(glyph * (upto - filled), style=colour)
+        filled = upto
+    text.append(" " * (width - filled))
+    return text
+
+
+def frame(run: Run, width: int, height: int = 50, now: float | None = None) -> RenderableType:
+    """Everything, for a screen of that size."""
+    status = run.status(now)
+    if status == "empty":
+        return Text(f"{run.folder}: nothing written yet")
+    rows = recent(run)
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    narrow = width < _NARROW
+    table.add_column("worker", justify="right", no_wrap=True)
+    table.add_column("split", justify="right", no_wrap=True)
+    if not narrow:
+        table.add_column("samples/s", justify="right", no_wrap=True)
+    table.add_column("ms", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    space = max(8, width - (22 if narrow else 34))
+    longest = max((sum(row["phases"].values()) for row in rows if row["phases"]), default=0.0)
+    shown = rows[: max(1, height - _AROUND)]
+    for row in shown:
+        rank = row["worker"]
+        if row["phases"] is None:
+            cells: list[Any] = [str(rank), "", *([] if narrow else [""]), "", Text("no events", style="dim")]
+        else:
+            busy = sum(row["phases"][name] for name in ("data", "compute", "optimizer"))
+            split = run.split[rank] if rank < len(run.split) else round(row["samples"])
+            own = f"{row['samples'] / busy:.0f}" if busy > 0 else ""
+            took = f"{sum(row['phases'].values()) * 1e3:.0f}"
+            cells = [str(rank), str(split), *([] if narrow else [own]), took, bar(row["phases"], longest, space)]
+        table.add_row(*cells)
+    lines: list[RenderableType] = [_headline(run, status, width, now), table]
+    if len(rows) > len(shown):
+        lines.append(Text(f"and {len(rows) - len(shown)} workers more", style="dim"))
+    legend = Text("  ".join(f"{LOOK[name][0]} {name}" for name in PHASES), style="dim")
+    lines.append(legend)
+    if run.decisions:
+        lines.append(Text(""))
+    for said in list(run.decisions)[-4:]:
+        who = f" worker {said.worker}" if said.worker >= 0 else ""
+        line = f"step {said.step} {said.kind}{who}: {said.text}" if said.step >= 0 else f"{said.kind}{who}: {said.text}"
+        lines.append(Text(line, overflow="ellipsis", no_wrap=True))
+    return Group(*lines)
+
+
+def _headline(run: Run, status: str, width: int, now: float | None) -> RenderableType:
+    window = run.last_window
+    parts = [f"[bold]{escape(run.name)}[/bold]", status]
+    if status == "silent":
+        parts[-1] += f" for {(time.time() if now is None else now) - run.written:.0f} s"
+    parts.append(f"step {run.last_step}")
+    if window:
+        speed = f"{window['samples_per_s']:.0f} samples/s"
+        if window["efficiency"]:
+            speed += f" of {window['samples_per_s'] / window['efficiency']:.0f} ({window['efficiency']:.0%})"
+        parts.append(speed)
+    if run.split:
+        parts.append(f"batch {sum(run.split)}")
+    if run.losses:
+        epoch = max(run.losses)
+        total, count, _ = run.losses[epoch]
+        parts += [f"loss {total / count:.4g} (epoch {epoch})"] if count else []
+    for rank, number in (("missing", len(run.missing)), ("damaged lines", run.damaged), ("dropped", run.dropped)):
+        parts += [f"[red]{number} {rank}[/red]"] if number else []
+    return Text.from_markup(" · ".join(parts), overflow="fold")

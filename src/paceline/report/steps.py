@@ -1,0 +1,92 @@
+"""Single steps of a run, by phase, read from the files again: for a closer look than a summary keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.report.follow import Follower, workers
+from paceline.report.run import Run, step_rows
+
+MOST = 4000  # spans drawn at once
+_PARTS = ("data", "compute", "exchange", "optimizer")
+
+
+@dataclass(frozen=True)
+class Places:
+    """What is needed to look at steps without the run itself, which may be read on meanwhile.
+
+    Args:
+        files: the first event file of every worker.
+        begins: where in them to begin.
+        offsets: how far each worker's clock is ahead.
+        size: how many workers.
+    """
+
+    files: dict[int, Path]
+    begins: dict[int, tuple[int, int]]
+    offsets: dict[int, float]
+    size: int
+
+
+def places(run: Run, first: int) -> Places:
+    """Where to look for a step and those after it."""
+    files = workers(run.folder)
+    followers = {rank: run.workers[rank].follower for rank in files if rank in run.workers}
+    begins = {rank: follower.place(first) for rank, follower in followers.items() if follower is not None}
+    return Places(files, begins, run.offsets(), run.size)
+
+
+def spans(look: Places, first: int, last: int) -> dict[str, Any] | None:
+    """Every phase of every step from `first` to `last`, on one clock; None if that is more than a screen can show.
+
+    Args:
+        look: where to look.
+        first: a step.
+        last: a later one.
+    """
+    if last < first or (last - first + 1) * len(_PARTS) * max(1, look.size) > MOST:
+        return None
+    lines: dict[str, dict[str, Any]] = {
+        name: {"name": name, "base": [], "x": [], "y": [], "steps": []} for name in _PARTS
+    }
+    origin: float | None = None
+    for rank, path in look.files.items():
+        for step, at, _, *phases in _rows(Follower(path, look.begins.get(rank, (-1, 0))), first, last):
+            when = at - look.offsets.get(rank, 0.0)
+            origin = when if origin is None else min(origin, when)
+            for name, took in zip(_PARTS, phases, strict=True):
+                line = lines[name]
+                line["base"].append(when)
+                line["x"].append(took * 1e3)
+                line["y"].append(f"worker {rank}")
+                line["steps"].append(step)
+                when += took
+    if origin is None:
+        return None
+    for line in lines.values():
+        line["base"] = [(when - origin) * 1e3 for when in line["base"]]
+    return {
+        "id": "steps",
+        "title": f"Steps {first} to {last}, phase by phase",
+        "text": "Milliseconds from the first of them, all workers on one clock. Waiting for others is part of the exchange here.",
+        "kind": "spans",
+        "x_title": "ms",
+        "y_title": "worker",
+        "lines": list(lines.values()),
+    }
+
+
+def _rows(follower: Follower, first: int, last: int) -> Iterator[tuple[float, ...]]:
+    """The steps of one worker from `first` to `last`."""
+    follower.skip = lambda kind, step: kind != "steps"
+    for event in follower.new():
+        try:
+            rows = step_rows(event) if event["type"] == "steps" else []
+        except (KeyError, TypeError, ValueError, AttributeError):
+            continue  # damaged: counted when the run was read
+        yield from (row for row in rows if first <= row[0] <= last)
+        if rows and rows[0][0] > last:
+            return

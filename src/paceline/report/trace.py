@@ -1,0 +1,92 @@
+"""A run as a trace that Perfetto and chrome://tracing open: all workers on one clock, streamed, so that size does not matter.
+
+Clocks differ between machines. Sums arrive, and rounds end, everywhere at once: what is left between two workers' notes of such moments,
+on the median, is the difference of their clocks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.report.follow import Follower, workers
+from paceline.report.run import Run, step_rows
+
+_PARTS = ("data", "compute", "exchange and waiting", "optimizer")
+
+
+def entries(run: Run) -> Iterator[dict[str, Any]]:
+    """The entries of the trace; `run` has been read before, for clocks and names."""
+    offsets, origin = run.offsets(), run.origin
+    for rank, worker in sorted(run.workers.items()):
+        name = {"name": f"worker {worker.name}"}
+        yield {"ph": "M", "name": "process_name", "pid": rank, "args": name}
+        yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
+    for rank, path in workers(run.folder).items():
+        shift = offsets.get(rank, 0.0) + origin
+        for event in Follower(path).new():
+            try:
+                yield from _of(event, rank, shift)
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+                continue  # damaged: counted when the run was read
+    for said in run.decisions:
+        when = round((said.t - offsets.get(said.teller, 0.0) - origin) * 1e6)
+        yield {
+            "ph": "i",
+            "s": "g",
+            "name": said.kind,
+            "pid": max(said.worker, 0),
+            "tid": 0,
+            "ts": when,
+            "args": {"step": said.step, "why": said.text},
+        }
+
+
+def _of(event: dict[str, Any], rank: int, shift: float) -> Iterator[dict[str, Any]]:
+    if event["type"] == "steps":
+        for step, at, samples, *phases in step_rows(event):
+            when = at - shift
+            for name, took in zip(_PARTS, phases, strict=True):
+                if took > 0:
+                    yield {
+                        "ph": "X",
+                        "name": name,
+                        "cat": "step",
+                        "pid": rank,
+                        "tid": 0,
+                        "ts": round(when * 1e6, 1),
+                        "dur": round(took * 1e6, 1),
+                        "args": {"step": step, "samples": samples},
+                    }
+                when += took
+    elif event["type"] == "window" and rank == 0:
+        when = round((event["t"] - shift) * 1e6)
+        counted = {"samples_per_s": event["samples_per_s"], "share of limit": event["efficiency"]}
+        for name, value in counted.items():
+            if value is not None:
+                yield {"ph": "C", "name": name, "pid": 0, "ts": when, "args": {name: value}}
+
+
+def write(run: Run, path: Path) -> int:
+    """Write the trace; whole or not at all.
+
+    Returns:
+        How many entries it has.
+    """
+    part, count = path.with_name(path.name + ".part"), 0
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("w", encoding="utf-8") as file:
+            file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+            for entry in entries(run):
+                file.write((",\n" if count else "") + json.dumps(entry, separators=(",", ":")))
+                count += 1
+            file.write("\n]}\n")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise ConfigError(f"cannot write {path} ({error.strerror}): choose another place with -o") from error
+    return count

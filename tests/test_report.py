@@ -1,0 +1,415 @@
+"""Reports of runs: what is said is what the events say, whatever state they are in."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import paceline
+from paceline.cli import main
+from paceline.config import Settings
+from paceline.errors import ConfigError
+from paceline.events import SCHEMA, EventLog, events_path, parts, read
+from paceline.report.charts import charts
+from paceline.report.follow import Follower, newest, workers
+from paceline.report.live import frame, recent
+from paceline.report.page import of_run, page, safe_json
+from paceline.report.run import Run
+from paceline.report.series import Series
+from paceline.report.steps import places, spans
+from paceline.report.summary import figures, markdown
+from paceline.report.trace import entries, write
+from paceline.runtime.track import sinks
+from tests import ranks
+from tests.nets import mlp, points
+from tests.runs import start, steps, write_run
+
+
+def told(folder):
+    run = Run(folder)
+    run.update()
+    return run
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.tuples(st.integers(0, 5000), st.floats(-1e3, 1e3) | st.none()), min_size=1, max_size=300),
+    st.sampled_from([2, 8, 64]),
+)
+def test_a_series_keeps_its_mean_in_bounded_memory(rows, most):
+    series = Series(2, most)
+    for step, value in rows:
+        series.add(step, (value, 1.0))
+    assert len(series) <= most
+    there = [value for _, value in rows if value is not None]
+    mean, ones = series.mean()
+    assert ones == 1
+    assert mean is None if not there else mean == pytest.approx(np.mean(there), abs=1e-6)
+    assert series.steps == sorted({step // series.width * series.width for step, _ in rows})
+    assert max(step for step, _ in rows) < most * series.width
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=30))
+def test_a_file_that_grows_is_read_as_if_it_were_whole(tmp_path_factory, cuts):
+    path = tmp_path_factory.mktemp("grows") / "worker-0000.jsonl"
+    lines = [json.dumps({"type": "note", "t": number, "text": "ä" * (number % 7)}) for number in range(40)]
+    data = ("\n".join(lines) + "\n").encode()
+    follower, found, done = Follower(path), [], 0
+    with path.open("ab") as file:
+        for cut in [*cuts, len(data)]:
+            file.write(data[done : done + cut])
+            file.flush()
+            done += cut
+            found += follower.new()
+    assert [event["t"] for event in found] == list(range(40))
+    assert follower.damaged == 0
+
+
+def test_a_file_is_followed_into_its_next_ones(tmp_path):
+    path = tmp_path / "worker-0000.jsonl"
+    for part, first in ((path, 0), (tmp_path / "worker-0000.1.jsonl", 2), (tmp_path / "worker-0000.4.jsonl", 4)):
+        part.write_text("".join(json.dumps({"type": "note", "t": n, "text": ""}) + "\n" for n in (first, first + 1)))
+    follower = Follower(path)
+    assert [event["t"] for event in follower.new()] == list(range(6))
+    assert list(follower.new()) == []
+
+
+def test_the_figures_are_the_events(tmp_path):
+    """Four workers with equal shares, the last four times as slow: who waits, for whom, and what would help."""
+    busy = [0.1, 0.05, 0.05, 0.2]
+    run = told(write_run(tmp_path, [32] * 4, busy))
+    found = figures(run)
+    assert found["status"] == "ended"
+    assert found["samples_per_s"] == pytest.approx(128 / 0.21)
+    assert found["limit_samples_per_s"] == pytest.approx(sum(32 / t for t in busy))
+    assert found["step_s"] == pytest.approx(0.21)
+    for one, took in zip(found["workers"], busy, strict=True):
+        assert one["samples"] == 32
+        assert one["samples_per_s"] == pytest.approx(32 / took)
+        assert one["waiting_s"] == pytest.approx(0.2 - took)
+        assert one["exchange_s"] == pytest.approx(0.01)
+        assert one["compute_s"] == pytest.approx(took - 0.003)
+        assert one["idle_share"] == pytest.approx((0.2 - took) / 0.21)
+    assert found["losses"] == [{"epoch": 0, "step": 40, "loss": pytest.approx(0.5)}]
+    assert "waits 71% of it, mostly for worker 3" in found["words"][2]
+    best = 128 / sum(32 / t for t in busy) + 0.01
+    assert f"balance='affine' would save about {1 - best / 0.21:.0%}" in found["advice"][0]
+    assert "| 3 (here, cpu) | 32.0 | 160 | 2.0 ms | 197.0 ms | 0.0 ms | 10.0 ms | 1.0 ms |" in markdown(found)
+
+
+def test_advice_about_exchange_and_data(tmp_path):
+    slow_link = figures(told(write_run(tmp_path / "a", [32, 32], [0.1, 0.1], exchange=0.1)))
+    assert "the exchange takes 50% of each step: sync='overlap'" in slow_link["advice"][0]
+    fine = figures(told(write_run(tmp_path / "b", [32, 32], [0.1, 0.1], exchange=0.001)))
+    assert fine["advice"] == []
+    assert "nobody waits more than 0%" in fine["words"][2]
+
+
+def test_runs_in_every_state(tmp_path):
+    (tmp_path / "empty").mkdir()
+    empty = told(tmp_path / "empty")
+    assert empty.status() == "empty"
+    assert "Nothing has been written" in figures(empty)["words"][0]
+    assert "nothing written yet" in str(frame(empty, 80))
+
+    going = told(write_run(tmp_path / "going", [8, 8], [0.1, 0.1], ends=False))
+    assert going.status(now=going.written + 1) == "running"
+    assert going.status(now=going.written + 600) == "silent"
+
+    torn = write_run(tmp_path / "torn", [8, 8], [0.1, 0.1])
+    path = events_path(torn, 1)
+    text = path.read_text().splitlines(keepends=True)
+    path.write_text(
+        "".join([*text[:4], "{not json\n", "[]\n", '{"type": "steps", "t": 1}\n', *text[4:-1], text[-1][:20]])
+    )
+    run = told(torn)
+    assert run.damaged == 3
+    assert run.workers[1].ok is None  # its end is torn
+    assert figures(run)["samples_per_s"] == pytest.approx(16 / 0.11)
+    assert "3 damaged lines" in figures(run)["words"][-1]
+
+    lost = told(write_run(tmp_path / "lost", [8, 24, 8], [0.1, 0.3, 0.1], leave_out=[0, 2]))
+    assert lost.missing == [0, 2]
+    found = figures(lost)
+    assert found["num_workers"] == 3
+    assert [one["samples"] for one in found["workers"]] == [8, 24, 8]  # what the one that is left had heard
+    assert found["workers"][0]["waiting_s"] == pytest.approx(0.2)
+    assert "No events of workers 0, 2" in " ".join(found["words"])
+    assert [row["samples"] for row in recent(lost)] == [8, 24, 8]
+
+    newer = write_run(tmp_path / "newer", [8], [0.1])
+    path = events_path(newer, 0)
+    path.write_text(path.read_text().replace(f'"schema": {SCHEMA}', f'"schema": {SCHEMA + 1}'))
+    with pytest.raises(ConfigError, match="update paceline"):
+        told(newer)
+
+    with pytest.raises(ConfigError, match="there is no"):
+        workers(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="there is no run in"):
+        newest(tmp_path / "nowhere")
+    assert newest(tmp_path).name in {"going", "torn", "lost", "newer"}
+
+
+def test_a_run_that_goes_on_is_read_on(tmp_path):
+    whole = write_run(tmp_path / "whole" / "run", [8, 8], [0.1, 0.2])
+    run = Run(tmp_path / "part" / "run")
+    for rank in (0, 1):
+        events_path(run.folder, rank).parent.mkdir(parents=True, exist_ok=True)
+    files = {rank: events_path(whole, rank).read_text().splitlines(keepends=True) for rank in (0, 1)}
+    for upto in range(1, max(map(len, files.values())) + 1):
+        for rank, lines in files.items():
+            with events_path(run.folder, rank).open("a") as file:
+                file.writelines(lines[upto - 1 : upto])
+        run.update(budget_s=0.0)  # never enough: it goes on where it stopped
+    while run.read_share < 1 or run.update():
+        run.update(budget_s=0.0)
+    assert figures(run) == figures(told(whole))
+
+
+def test_clocks_that_differ_are_set_right(tmp_path):
+    run = told(write_run(tmp_path, [8, 8, 8], [0.1, 0.2, 0.15], clocks=[0.0, 180.0, -60.0]))
+    assert run.seconds == pytest.approx(40 * 0.21)
+    offsets = run.offsets()
+    assert offsets == {0: 0.0, 1: pytest.approx(180, abs=1e-6), 2: pytest.approx(-60, abs=1e-6)}
+    ends = {}
+    for entry in entries(run):
+        if entry["ph"] == "X" and entry["name"] == "exchange and waiting":
+            ends.setdefault(entry["args"]["step"], []).append(entry["ts"] + entry["dur"])
+    assert len(ends) == 40
+    assert all(max(times) - min(times) < 5 for times in ends.values())  # microseconds: sums arrive together
+
+
+def test_a_trace_is_json_that_tells_every_step(tmp_path):
+    run = told(write_run(tmp_path / "run", [8, 8], [0.1, 0.2]))
+    count = write(run, tmp_path / "trace.json")
+    found = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert len(found) == count
+    spans = [entry for entry in found if entry["ph"] == "X"]
+    assert {(entry["pid"], entry["args"]["step"]) for entry in spans} == {(w, s) for w in (0, 1) for s in range(40)}
+    assert sum(entry["dur"] for entry in spans if entry["name"] == "compute" and entry["pid"] == 1) == pytest.approx(
+        40 * 0.197e6
+    )
+    assert any(entry["ph"] == "i" and "first plan" in entry["args"]["why"] for entry in found)
+    assert any(entry["ph"] == "M" and entry["args"].get("name") == "worker 1 (here, cpu)" for entry in found)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ConfigError, match="cannot write"):
+        write(run, tmp_path / "folder")
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_markup_in_names_and_reasons_stays_text(tmp_path):
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+    run = told(write_run(tmp_path / "<b>run", [8, 8], [0.1, 0.2], name=evil))
+    text = page([run])
+    assert "<script>alert" not in text
+    assert "<img src=x" not in text
+    assert "<b>run" not in text
+    inner = safe_json({"a": evil})
+    assert "<" not in inner
+    assert json.loads(inner) == {"a": evil}
+
+
+def test_charts_hold_the_numbers_of_the_events(tmp_path):
+    run = told(write_run(tmp_path, [8, 24], [0.1, 0.3], num_steps=400))
+    by_id = {chart["id"]: chart for chart in charts(run)}
+    assert by_id["split"]["lines"][1]["y"] == [24.0] * 100
+    assert by_id["speed"]["lines"][0]["y"][-1] == pytest.approx(32 / 0.31)
+    assert by_id["lanes"]["z"][0] == pytest.approx([100 * 0.2 / 0.31] * 100)
+    assert "Worker 0 waits most: 65%" in by_id["lanes"]["text"]
+    assert json.loads(json.dumps(of_run(run)))["figures"]["steps"] == 400
+
+
+def test_the_screen_fits_narrow_and_many(tmp_path):
+    from rich.console import Console
+
+    run = told(write_run(tmp_path, [8] * 30, [0.1 + 0.01 * n for n in range(30)], num_steps=8))
+    for width, height in ((40, 20), (200, 60)):
+        console = Console(width=width, color_system=None, force_terminal=False)
+        with console.capture() as capture:
+            console.print(frame(run, width, height))
+        lines = capture.get().splitlines()
+        assert len(lines) <= height
+        assert max(map(len, lines)) <= width
+        assert "\x1b" not in capture.get()
+    assert "workers more" not in capture.get()
+
+
+def train(folder, **more):
+    with paceline.init(timeout_s=30, run_dir=folder, batch="schedule:0=24,96=48", replan_every=2, **more) as pace:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        model = pace.wrap(model, optimizer)
+        loader = pace.loader(points(192), 24)
+        for _ in range(2):
+            for x, y in loader:
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return loader.step
+
+
+def test_a_real_run_in_every_form(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "first"
+    count = ranks.run(2, train, folder, timeout_s=60)[0]
+    found = figures(told(folder))
+    assert found["status"] == "ended"
+    assert found["dropped_events"] == found["damaged_lines"] == 0
+    samples = [sum(e["samples"]) for rank in (0, 1) for e in read(events_path(folder, rank)) if e["type"] == "steps"]
+    assert sum(samples) >= 2 * 192 - 4 * 48  # all but the first step and the last window
+    assert count - 4 <= found["steps"] <= count
+    for step in (e for e in read(events_path(folder, 0)) if e["type"] == "steps"):
+        assert all(later > earlier for earlier, later in zip(step["at"], step["at"][1:], strict=False))
+
+    main(["watch", "--once"])
+    assert "first · ended" in capsys.readouterr().out
+    main(["report"])
+    assert "first has ended: 2 workers" in capsys.readouterr().out
+    assert "</html>" in (folder / "report.html").read_text()
+    main(["report", str(folder), "--format", "json"])
+    assert json.loads(capsys.readouterr().out)[0]["num_workers"] == 2
+    main(["report", str(folder), str(folder), "--format", "md", "-o", str(tmp_path / "r.md")])
+    assert (tmp_path / "r.md").read_text().count("# first") == 2
+    main(["trace"])
+    assert json.loads((folder / "trace.json").read_text())["traceEvents"]
+    for command in (["report", "nowhere"], ["watch", "nowhere"], ["trace", "nowhere"]):
+        with pytest.raises(SystemExit):
+            main(command)
+        assert "there is no nowhere" in capsys.readouterr().err
+
+
+def followed(folder):
+    """Scalars in a TensorBoard folder: name -> [(step, value)]."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = accumulator.EventAccumulator(str(folder))
+    found.Reload()
+    return {name: [(one.step, one.value) for one in found.Scalars(name)] for name in found.Tags()["scalars"]}
+
+
+def tracked(folder, board):
+    return train(folder, tensorboard=board)
+
+
+def test_scalars_for_tensorboard_live_and_afterwards(tmp_path):
+    folder, live, later = tmp_path / "run", tmp_path / "live", tmp_path / "later"
+    ranks.run(2, tracked, folder, live, timeout_s=60)
+    main(["trace", str(folder), "--tensorboard", str(later)])
+    told_live, told_later = followed(live), followed(later)
+    windows = [event for event in read(events_path(folder, 0)) if event["type"] == "window"]
+    assert told_live["speed/samples_per_s"] == [
+        (event["step"], pytest.approx(event["samples_per_s"], rel=1e-6)) for event in windows
+    ]
+    assert told_live.keys() == told_later.keys()
+    assert told_live["worker-1/samples"] == told_later["worker-1/samples"]
+    assert told_live["batch/samples"][0][1] == 48
+    with pytest.raises(SystemExit):
+        main(["trace", str(folder), "--tensorboard", "a", "-o", "b"])
+
+
+def test_trackers_that_nobody_knows_or_has(tmp_path):
+    with pytest.raises(ConfigError, match="did you mean 'wandb'"):
+        Settings(track="wandbb")
+    for name in ("wandb", "mlflow"):
+        if find_spec(name) is None:
+            with pytest.raises(ConfigError, match=f"pip install {name}"):
+                sinks(None, name, {})
+
+
+def test_memory_is_bounded(tmp_path):
+    """A run of a hundred thousand steps is read in the memory of one of a thousand, give or take the buckets."""
+    code = (
+        "import resource, sys; from pathlib import Path; from paceline.report.run import Run; from paceline.report.summary import figures\n"
+        "run = Run(Path(sys.argv[1])); run.update(); figures(run)\n"
+        "print(run.last_step, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    peaks = {}
+    for count in (1000, 60_000):
+        folder = write_run(tmp_path / str(count), [8, 8], [0.1, 0.2], num_steps=count, every=20)
+        out = subprocess.run(
+            [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True, timeout=100
+        )
+        last, peaks[count] = map(int, out.stdout.split())
+        assert last == count - 1
+    assert peaks[60_000] < peaks[1000] + 12_000  # kilobytes; the files have 30 MB
+
+
+def test_a_run_that_goes_on_after_a_crash_on_fewer_workers(tmp_path):
+    first = write_run(tmp_path, [8, 8, 8, 8], [0.1, 0.1, 0.1, 0.1], num_steps=20, ends=False)
+    with events_path(first, 0).open("a") as file:
+        file.write('{"type": "win')  # torn
+    write_run(first, [8, 24], [0.1, 0.3], num_steps=400)
+    run = told(first)
+    found = figures(run)
+    assert found["status"] == "ended"
+    assert found["num_workers"] == 2
+    assert run.damaged == 1
+    assert [worker.starts for worker in run.workers.values()] == [2, 2, 1, 1]
+    assert found["workers"][0]["waiting_s"] == pytest.approx(0.2)
+    assert found["seconds"] == pytest.approx(20 * 0.11 + 400 * 0.31)
+    assert found["missing"] == []
+    assert json.dumps(of_run(run))
+
+
+def test_files_in_parts_are_one_run(tmp_path):
+    """Workers whose logs have come to unlike parts: what all say is taken once, and no part is a new start."""
+    for rank, most in ((0, 80_000), (1, 150_000)):
+        log = EventLog(events_path(tmp_path, rank), clock=lambda: 5.0, most_bytes=most)
+        log.write("start", **start(rank, 2, sync="local:h=2"))
+        for step in range(150):
+            log.write("steps", **steps(step, 1, 8, 0.001, 0.1, 0.0, 0.001, 1000.0 + step))
+            log.write("round", step=step, num_bytes=10, transfer_s=0.1, waited_s=0.0, drift=0.5)
+            log.flush()
+        log.write("end", step=150, ok=True, dropped=0)
+        log.close()
+    assert len(parts(events_path(tmp_path, 0))) > len(parts(events_path(tmp_path, 1))) > 1
+    run = told(tmp_path)
+    assert run.status() == "ended"
+    assert [worker.starts for worker in run.workers.values()] == [1, 1]
+    assert run.num_rounds == 150
+    assert run.round_bytes == 1500
+
+
+def test_a_closer_look_begins_where_the_step_is(tmp_path):
+    run = told(write_run(tmp_path, [8, 8], [0.1, 0.2], num_steps=30_000, every=20))
+    assert all(len(worker.follower.index) >= 3 for worker in run.workers.values())
+    look = places(run, 25_003)
+    assert all(offset > 2**20 for _, offset in look.begins.values())
+    chart = spans(look, 25_003, 25_007)
+    for line in chart["lines"]:
+        assert line["steps"] == [25_003, 25_004, 25_005, 25_006, 25_007] * 2
+    assert chart["lines"][1]["x"] == pytest.approx([97.0] * 5 + [197.0] * 5)
+    assert spans(places(run, 0), 0, 29_999) is None
+
+
+def test_nothing_in_a_file_is_trusted(tmp_path):
+    run_dir = write_run(tmp_path / "run\x1b[2J", [8, 8], [0.1, 0.2])
+    with events_path(run_dir, 0).open("a") as file:
+        for line in (
+            '{"type": "start", "t": 1, "schema": 1, "rank": 0, "size": 1000000000}',
+            '{"type": "start", "schema": 1}',
+            '{"type": "steps", "t": 1, "step": [1e999], "samples": [1], "data_wait_s": [1], "compute_s": [1], "comm_s": [1], "optimizer_s": [1]}',
+            '{"type": "steps", "t": 1, "step": [1], "samples": ["x"], "data_wait_s": [1], "compute_s": [1], "comm_s": [1], "optimizer_s": [1]}',
+            '{"type": "plan", "t": 1, "step": 99999999999999, "split": [1, 2], "changed": true, "reason": "x"}',
+            '{"type": "note", "t": 1, "text": "\\u001b]0;mine\\u0007 \\n two lines"}',
+        ):
+            file.write(line + "\n")
+    (run_dir / "events" / "worker-99999999.jsonl").write_text("")
+    run = told(run_dir)
+    assert run.size == 2
+    assert run.damaged == 5
+    assert figures(run)["samples_per_s"] == pytest.approx(16 / 0.21)
+    text = json.dumps(of_run(run), ensure_ascii=False) + run.name + run.decisions[-1].text
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert "\n" not in run.decisions[-1].text
