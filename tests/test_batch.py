@@ -201,15 +201,16 @@ def test_a_run_that_changes_its_batch_resumes_where_it_was(tmp_path):
     same = ranks.run(3, train, options, None, 4, 24, None, None, path, timeout_s=120)
     assert first + joined(same) == whole
     assert torch.equal(same[0][2], unbroken[0][2])
-    prefetched = ranks.run(3, train, options, {"num_workers": 1}, 2, timeout_s=120)
+    options["balance"] = "fixed:1,2"
+    prefetched = ranks.run(2, train, options, {"num_workers": 1}, 2, timeout_s=120)
     path = tmp_path / "prefetched.safetensors"
-    first = ranks.run(3, train, options, {"num_workers": 1}, 2, 24, 4, path, timeout_s=120)
-    same = ranks.run(3, train, options, {"num_workers": 1}, 2, 24, None, None, path, timeout_s=120)
+    first = ranks.run(2, train, options, {"num_workers": 1}, 2, 24, 4, path, timeout_s=120)
+    same = ranks.run(2, train, options, {"num_workers": 1}, 2, 24, None, None, path, timeout_s=120)
     assert joined(first) + joined(same) == joined(prefetched)
     assert torch.equal(same[0][2], prefetched[0][2])
     first = joined(first)
     fewer = ranks.run(
-        2,
+        1,
         train,
         {**options, "balance": "equal", "batch": "constant", "lr_rule": "none"},
         None,

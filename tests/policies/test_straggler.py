@@ -33,7 +33,7 @@ def steady(window, phases, exchange):
     return phases, exchange
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_nobody_is_behind_on_noisy_steady_workers(seed):
     many = tuple(tuple(row) for row in np.random.default_rng(seed).integers(10, 90, (200, 3)))
     assert play(1000, steady, seed) == []
@@ -113,15 +113,15 @@ def balanced(windows, slow_from, factor, seed, jitter=0.03, equal=False):
 
 
 @pytest.mark.parametrize("equal", [False, True])
-@pytest.mark.parametrize("slow_from", [15, 40, 100, 200])
-@pytest.mark.parametrize("factor", [1.6, 2.0, 3.0])
+@pytest.mark.parametrize("slow_from", [15, 100])
+@pytest.mark.parametrize("factor", [1.6, 3.0])
 def test_balancing_does_not_hide_a_worker_that_slows_down(factor, slow_from, equal):
     found = balanced(slow_from + 60, slow_from, factor, seed=slow_from, equal=equal)
     assert [(one.worker, one.phase, one.since) for _, one in found] == [(1, "compute", 4 * slow_from + 3)]
     assert found[0][0] <= slow_from + 6
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("jitter", [0.02, 0.1, 0.3])
 def test_balancing_and_jitter_alone_make_no_straggler(seed, jitter):
     assert balanced(400, 10**6, 1.0, seed, jitter, equal=seed % 2 == 0) == []
