@@ -322,6 +322,7 @@ def test_demo(tmp_path):
         assert 0.2 < one["final_accuracy"] <= 1
     picture = Path(result["picture"]).read_bytes()
     assert picture.startswith(b"\x89PNG")
+    assert "has ended: 4 workers" in Path(result["report"]).read_text()
     assert json.loads((tmp_path / "out" / "result.json").read_text()) == result
 
 

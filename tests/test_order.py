@@ -36,9 +36,9 @@ def test_a_billion_samples_cost_a_slice_only():
 
 @pytest.mark.parametrize("length", [3, 4, 5])
 def test_all_orders_are_equally_likely(length):
-    trials, kinds = 1_500, math.factorial(length)
+    trials, kinds = 900, math.factorial(length)
     counts = Counter(
-        tuple(Shuffled(length, seed).indices(epoch, 0, length)) for seed in range(30) for epoch in range(50)
+        tuple(Shuffled(length, seed).indices(epoch, 0, length)) for seed in range(30) for epoch in range(30)
     )
     expected = trials / kinds
     chi_squared = (
