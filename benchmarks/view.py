@@ -155,9 +155,7 @@ def browser() -> list[str]:
                     "new Promise((done) => new PerformanceObserver((list) => done(list.getEntries()[0].startTime)).observe({type: 'paint', buffered: true}))"
                 )
                 page.wait_for_selector(f"article[data-step='{STEPS}']", timeout=300_000)
-                page.wait_for_function(
-                    "document.getElementById('state').textContent.startsWith('up to date')", timeout=300_000
-                )
+                page.wait_for_selector("#state:has-text('up to date')", timeout=300_000)
                 whole = time.perf_counter() - begun
                 page.wait_for_selector("[data-chart=lanes] .main-svg")
                 page.evaluate("window.gc && gc()")
