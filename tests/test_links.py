@@ -91,7 +91,9 @@ import subprocess, sys
 from paceline.lab.cluster import Link
 from paceline.lab.netns import Network
 with Network([Link(latency_ms=1), Link()]) as network:
-    sleeper = subprocess.Popen([*network.prefix(0), "sleep", "1000"], start_new_session=True)
+    command = [*network.prefix(0), "sh", "-c", "echo there; exec sleep 1000"]
+    sleeper = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)
+    sleeper.stdout.readline()  # it has entered the namespace
     print(sleeper.pid, network._relay.pid if network._relay else 0, network.plan.hub, *network.plan.namespaces, flush=True)
     sys.stdin.read()
 """
