@@ -197,6 +197,9 @@ def test_the_page_in_a_browser(tmp_path, browser):
         page.wait_for_selector("article >> nth=0 >> [data-chart=steps] .main-svg")
         assert page.evaluate("document.querySelector('[data-chart=split] .plot').layout.xaxis.range") == [3, 6]
         page.locator("article >> nth=0 >> section.chart >> nth=0 >> summary").press("Enter")
+        page.wait_for_selector(
+            "article >> nth=0 >> section.chart >> nth=0 >> details table"
+        )  # opening tells of itself later
         assert page.locator("article >> nth=0 >> section.chart >> nth=0 >> details table tbody tr").count() >= 10
 
         page.emulate_media(color_scheme="dark")

@@ -221,7 +221,7 @@ def test_markup_in_names_and_reasons_stays_text(tmp_path):
 
 def test_charts_hold_the_numbers_of_the_events(tmp_path):
     run = told(write_run(tmp_path, [8, 24], [0.1, 0.3], num_steps=400))
-    by_id = {chart["id"]: chart for chart in charts(run)}
+    by_id = {chart["id"]: chart for chart in charts(run, figures(run))}
     assert by_id["split"]["lines"][1]["y"] == [24.0] * 100
     assert by_id["speed"]["lines"][0]["y"][-1] == pytest.approx(32 / 0.31)
     assert by_id["lanes"]["z"][0] == pytest.approx([100 * 0.2 / 0.31] * 100)

@@ -34,7 +34,8 @@ def command(steps: int, run_dir: str | None, as_json: bool) -> None:
     _need_demo_extra()
     from paceline.bench.play import play
     from paceline.report.contest import draw
-    from paceline.report.page import page, write
+    from paceline.report.files import whole
+    from paceline.report.page import page
     from paceline.report.run import Run
 
     base = load("slowed-midway")
@@ -70,7 +71,8 @@ def command(steps: int, run_dir: str | None, as_json: bool) -> None:
     draw(entries, "paceline", picture)
     run = Run(watch.places["paceline"])
     run.update()
-    write(page([run]), report)
+    with whole(report) as file:
+        file.write(page([run]))
     result = {
         "cluster": cluster.plain(),
         "batch_size": BATCH_SIZE,

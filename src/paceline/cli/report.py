@@ -19,7 +19,8 @@ def command(run_dirs: tuple[str, ...], out: str | None, kind: str) -> None:
 
     Several run folders stand side by side. Without any: the newest run under `runs/`. The HTML file needs nothing else and no network.
     """
-    from paceline.report.page import page, write
+    from paceline.report.files import whole
+    from paceline.report.page import page
     from paceline.report.run import Run
     from paceline.report.summary import figures, markdown
 
@@ -28,7 +29,8 @@ def command(run_dirs: tuple[str, ...], out: str | None, kind: str) -> None:
         run.update()
     if kind == "html":
         path = Path(out) if out else runs[0].folder / "report.html"
-        write(page(runs), path)
+        with whole(path) as file:
+            file.write(page(runs))
         for run in runs:
             for sentence in figures(run)["words"]:
                 click.echo(sentence)
@@ -37,7 +39,8 @@ def command(run_dirs: tuple[str, ...], out: str | None, kind: str) -> None:
     found = [figures(run) for run in runs]
     text = "\n".join(map(markdown, found)) if kind == "md" else json.dumps(found, indent=1) + "\n"
     if out:
-        write(text, Path(out))
+        with whole(Path(out)) as file:
+            file.write(text)
         say(f"report in {out}")
     else:
         click.echo(text, nl=False)

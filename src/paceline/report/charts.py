@@ -28,12 +28,12 @@ def thinned(series: Series, column: int, points: int = POINTS) -> tuple[list[int
     return xs, ys
 
 
-def charts(run: Run) -> list[dict[str, Any]]:
-    """All charts that have something to show."""
+def charts(run: Run, found: dict[str, Any]) -> list[dict[str, Any]]:
+    """All charts of a run, with its figures, that have something to show."""
     made = [
         _speed(run),
         _lanes(run),
-        _phases(run),
+        _phases(found),
         _step_time(run),
         _splits(run),
         _batch(run),
@@ -49,21 +49,33 @@ def _line(name: str, x: list[Any], y: list[Any], **more: Any) -> dict[str, Any]:
     return {"name": name, "x": x, "y": y, **more}
 
 
+def _curves(
+    id_: str, title: str, text: str, y_title: str, lines: list[dict[str, Any]], x_title: str = "step"
+) -> dict[str, Any]:
+    return {
+        "id": id_,
+        "title": title,
+        "text": text,
+        "kind": "lines",
+        "x_title": x_title,
+        "y_title": y_title,
+        "lines": lines,
+    }
+
+
 def _speed(run: Run) -> dict[str, Any] | None:
     if not len(run.windows):
         return None
     steps, rate = thinned(run.windows, 0)
     _, able = thinned(run.windows, 3)
     last = next((value for value in reversed(rate) if value is not None), 0.0)
-    return {
-        "id": "speed",
-        "title": "Samples per second, and what the workers make by themselves",
-        "text": f"Samples per second over steps; {last:.0f} at the end.",
-        "kind": "lines",
-        "x_title": "step",
-        "y_title": "samples/s",
-        "lines": [_line("all together", steps, rate), _line("limit: workers by themselves", steps, able, dash="dot")],
-    }
+    return _curves(
+        "speed",
+        "Samples per second, and what the workers make by themselves",
+        f"Samples per second over steps; {last:.0f} at the end.",
+        "samples/s",
+        [_line("all together", steps, rate), _line("limit: workers by themselves", steps, able, dash="dot")],
+    )
 
 
 def _lanes(run: Run) -> dict[str, Any] | None:
@@ -94,14 +106,12 @@ def _lanes(run: Run) -> dict[str, Any] | None:
     }
 
 
-def _phases(run: Run) -> dict[str, Any] | None:
+def _phases(found: dict[str, Any]) -> dict[str, Any] | None:
     """Where the time of a step goes."""
-    from paceline.report.summary import figures
-
-    found = [one for one in figures(run)["workers"] if one["compute_s"] is not None]
-    if not found:
+    workers = [one for one in found["workers"] if one["compute_s"] is not None]
+    if not workers:
         return None
-    names = [f"worker {one['worker']}" for one in found]
+    names = [f"worker {one['worker']}" for one in workers]
     return {
         "id": "phases",
         "title": "Where the time of a step goes",
@@ -110,7 +120,7 @@ def _phases(run: Run) -> dict[str, Any] | None:
         "x_title": "ms a step",
         "y_title": "",
         "lines": [
-            _line(phase, [None if one[f"{phase}_s"] is None else one[f"{phase}_s"] * 1e3 for one in found], names)
+            _line(phase, [None if one[f"{phase}_s"] is None else one[f"{phase}_s"] * 1e3 for one in workers], names)
             for phase in PHASES
         ],
     }
@@ -126,15 +136,13 @@ def _step_time(run: Run) -> dict[str, Any] | None:
         None if None in (a, b, c) or not b else a * c / b  # type: ignore[operator]
         for a, b, c in zip(took, able, rate, strict=True)
     ]
-    return {
-        "id": "step-time",
-        "title": "Time of a step against the optimum",
-        "text": "Milliseconds a step takes, and would take if nobody waited and exchanges were free.",
-        "kind": "lines",
-        "x_title": "step",
-        "y_title": "ms",
-        "lines": [_line("step", steps, _ms(took)), _line("optimum", steps, _ms(best), dash="dot")],
-    }
+    return _curves(
+        "step-time",
+        "Time of a step against the optimum",
+        "Milliseconds a step takes, and would take if nobody waited and exchanges were free.",
+        "ms",
+        [_line("step", steps, _ms(took)), _line("optimum", steps, _ms(best), dash="dot")],
+    )
 
 
 def _splits(run: Run) -> dict[str, Any] | None:
@@ -155,15 +163,13 @@ def _splits(run: Run) -> dict[str, Any] | None:
             "z": rows,
             "unit": "",
         }
-    return {
-        "id": "split",
-        "title": "Samples of each worker",
-        "text": f"Samples per step; now {', '.join(map(str, run.split))}.",
-        "kind": "lines",
-        "x_title": "step",
-        "y_title": "samples",
-        "lines": [_line(f"worker {rank}", *thinned(run.splits, rank)) for rank in range(columns)],
-    }
+    return _curves(
+        "split",
+        "Samples of each worker",
+        f"Samples per step; now {', '.join(map(str, run.split))}.",
+        "samples",
+        [_line(f"worker {rank}", *thinned(run.splits, rank)) for rank in range(columns)],
+    )
 
 
 def _batch(run: Run) -> dict[str, Any] | None:
@@ -172,15 +178,13 @@ def _batch(run: Run) -> dict[str, Any] | None:
         return None
     steps, total = thinned(run.batches, 0)
     _, noise = thinned(run.batches, 1)
-    return {
-        "id": "batch",
-        "title": "Global batch and noise scale",
-        "text": f"The batch went from {totals[0]:.0f} to {totals[-1]:.0f} samples.",
-        "kind": "lines",
-        "x_title": "step",
-        "y_title": "samples",
-        "lines": [_line("batch", steps, total), _line("noise scale", steps, noise, dash="dot")],
-    }
+    return _curves(
+        "batch",
+        "Global batch and noise scale",
+        f"The batch went from {totals[0]:.0f} to {totals[-1]:.0f} samples.",
+        "samples",
+        [_line("batch", steps, total), _line("noise scale", steps, noise, dash="dot")],
+    )
 
 
 def _losses(run: Run) -> dict[str, Any] | None:
@@ -189,15 +193,14 @@ def _losses(run: Run) -> dict[str, Any] | None:
         return None
     group = -(-len(found) // POINTS)
     found = found[::group]
-    return {
-        "id": "loss",
-        "title": "Mean loss of each epoch",
-        "text": f"From {found[0][1]:.4g} to {found[-1][1]:.4g}.",
-        "kind": "lines",
-        "x_title": "epoch",
-        "y_title": "loss",
-        "lines": [_line("loss", [epoch for epoch, _ in found], [loss for _, loss in found])],
-    }
+    return _curves(
+        "loss",
+        "Mean loss of each epoch",
+        f"From {found[0][1]:.4g} to {found[-1][1]:.4g}.",
+        "loss",
+        [_line("loss", [epoch for epoch, _ in found], [loss for _, loss in found])],
+        x_title="epoch",
+    )
 
 
 def _rounds(run: Run) -> dict[str, Any] | None:
@@ -205,45 +208,39 @@ def _rounds(run: Run) -> dict[str, Any] | None:
         return None
     steps, transfer = thinned(run.rounds, 0)
     _, waited = thinned(run.rounds, 1)
-    return {
-        "id": "rounds",
-        "title": "Exchanges of replicas: how long, and how long they were waited for",
-        "text": f"{run.num_rounds} exchanges, {run.round_bytes / 1e6:.1f} MB in all.",
-        "kind": "lines",
-        "x_title": "step",
-        "y_title": "ms",
-        "lines": [_line("transfer", steps, _ms(transfer)), _line("waited", steps, _ms(waited))],
-    }
+    return _curves(
+        "rounds",
+        "Exchanges of replicas: how long, and how long they were waited for",
+        f"{run.num_rounds} exchanges, {run.round_bytes / 1e6:.1f} MB in all.",
+        "ms",
+        [_line("transfer", steps, _ms(transfer)), _line("waited", steps, _ms(waited))],
+    )
 
 
 def _drift(run: Run) -> dict[str, Any] | None:
     steps, drift = thinned(run.rounds, 3)
     if not any(value is not None for value in drift):
         return None
-    return {
-        "id": "drift",
-        "title": "Drift: how far replicas went apart between exchanges",
-        "text": "0 is together; above 1 they pull against each other.",
-        "kind": "lines",
-        "x_title": "step",
-        "y_title": "drift",
-        "lines": [_line("drift", steps, drift)],
-    }
+    return _curves(
+        "drift",
+        "Drift: how far replicas went apart between exchanges",
+        "0 is together; above 1 they pull against each other.",
+        "drift",
+        [_line("drift", steps, drift)],
+    )
 
 
 def _zeta(run: Run) -> dict[str, Any] | None:
     if not len(run.zeta):
         return None
     steps, ratio = thinned(run.zeta, 0)
-    return {
-        "id": "partition",
-        "title": "Partition: dissimilarity of the shards' gradients, in squared gradients",
-        "text": "0 is alike.",
-        "kind": "lines",
-        "x_title": "step",
-        "y_title": "ratio",
-        "lines": [_line("dissimilarity", steps, ratio)],
-    }
+    return _curves(
+        "partition",
+        "Partition: dissimilarity of the shards' gradients, in squared gradients",
+        "0 is alike.",
+        "ratio",
+        [_line("dissimilarity", steps, ratio)],
+    )
 
 
 def _ms(values: list[float | None]) -> list[float | None]:

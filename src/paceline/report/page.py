@@ -6,7 +6,6 @@ import html
 import json
 from importlib.resources import files
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError
@@ -17,11 +16,12 @@ from paceline.report.summary import figures
 
 def of_run(run: Run) -> dict[str, Any]:
     """All that a page shows of a run, as plain values."""
+    found = figures(run)
     return {
         "id": str(run.folder.resolve()),
         "name": run.name,
-        "figures": figures(run),
-        "charts": charts(run),
+        "figures": found,
+        "charts": charts(run, found),
         "decisions": [
             {"t": said.t, "step": said.step, "kind": said.kind, "worker": said.worker, "text": said.text}
             for said in reversed(run.decisions)
@@ -81,15 +81,3 @@ for (const run of {safe_json(told)}) show(run, document.getElementById("runs"));
 </body>
 </html>
 """
-
-
-def write(text: str, path: Path) -> None:
-    """Write a file so that it is there as a whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8", errors="replace")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise ConfigError(f"cannot write {path} ({error.strerror}): choose another place with -o") from error

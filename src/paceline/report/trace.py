@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ConfigError
+from paceline.report.files import whole
 from paceline.report.follow import Follower, workers
 from paceline.report.run import Run, step_rows
 
@@ -76,17 +76,11 @@ def write(run: Run, path: Path) -> int:
     Returns:
         How many entries it has.
     """
-    part, count = path.with_name(path.name + ".part"), 0
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("w", encoding="utf-8") as file:
-            file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-            for entry in entries(run):
-                file.write((",\n" if count else "") + json.dumps(entry, separators=(",", ":")))
-                count += 1
-            file.write("\n]}\n")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise ConfigError(f"cannot write {path} ({error.strerror}): choose another place with -o") from error
+    count = 0
+    with whole(path) as file:
+        file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+        for entry in entries(run):
+            file.write((",\n" if count else "") + json.dumps(entry, separators=(",", ":")))
+            count += 1
+        file.write("\n]}\n")
     return count

@@ -136,14 +136,7 @@ class Rounds:
         loss: Callable[[], float | None],
         next_ends_epoch: Callable[[], bool] = lambda: False,
     ) -> None:
-        """An optimizer step was made (or skipped, on all counts as one).
-
-        Args:
-            epoch: the epoch it belongs to.
-            ends_epoch: whether it was the epoch's last.
-            loss: mean loss of the epoch, asked for at its end only; collective.
-            next_ends_epoch: whether the next step is likely the epoch's last.
-        """
+        """An optimizer step was made (or skipped, on all counts as one)."""
         self._step += 1
         self._waited_s = 0.0
         if self._several:
