@@ -27,7 +27,7 @@ from paceline.report.run import Run
 from paceline.report.series import Series
 from paceline.report.steps import places, spans
 from paceline.report.summary import figures, markdown
-from paceline.report.trace import entries, write
+from paceline.report.trace import entries, first_step, write
 from paceline.runtime.track import sinks
 from tests import ranks
 from tests.nets import mlp, points
@@ -413,3 +413,65 @@ def test_nothing_in_a_file_is_trusted(tmp_path):
     assert "\x1b" not in text
     assert "\x07" not in text
     assert "\n" not in run.decisions[-1].text
+
+
+def test_a_screen_reads_the_newest_of_a_long_run_and_every_decision(tmp_path):
+    run_dir = write_run(tmp_path / "long", [8, 24], [0.1, 0.2], num_steps=12_000, ends=False)
+    for rank in range(2):
+        log = EventLog(events_path(run_dir, rank))
+        log.write("batch", step=12_000, start=12_001, total=64, before=32, reason="noise", noise=80.0)
+        log.write("end", step=12_000, ok=True, dropped=0)
+        log.close()
+    whole, short = Run(run_dir), Run(run_dir, newest=2**20)
+    for run in (whole, short):
+        run.update()
+    assert sum(file.stat().st_size for file in (run_dir / "events").iterdir()) > 3 * 2**20
+    assert len(short.workers[0].steps) < len(whole.workers[0].steps) / 2
+    for name in ("decisions", "losses", "split", "last_step", "last_window", "damaged", "seconds", "size", "config"):
+        assert getattr(short, name) == getattr(whole, name), name
+    assert short.status() == whole.status() == "ended"
+    assert [short.workers[rank].recent for rank in range(2)] == [whole.workers[rank].recent for rank in range(2)]
+    assert short.offsets() == whole.offsets()
+    assert recent(short) == recent(whole)
+
+
+@given(budgets=st.lists(st.sampled_from([0.0, 1e-4, 10.0]), max_size=8), newest=st.sampled_from([None, 2**16]))
+@settings(max_examples=20, deadline=None)
+def test_a_run_read_in_pieces_is_the_run(tmp_path_factory, budgets, newest):
+    run_dir = tmp_path_factory.getbasetemp() / "in-pieces"
+    if not run_dir.exists():
+        write_run(run_dir, [8, 24, 8], [0.1, 0.2, 0.3], num_steps=3000)
+    whole, pieces = Run(run_dir, newest), Run(run_dir, newest)
+    whole.update()
+    for budget in budgets:
+        pieces.update(budget)
+    while pieces.update(0.0):
+        pass
+    assert pieces.read_share == 1.0
+    assert figures(pieces) == figures(whole)
+    assert [one.steps.means(2) for one in pieces.workers.values()] == [
+        one.steps.means(2) for one in whole.workers.values()
+    ]
+
+
+def test_a_trace_of_some_steps(tmp_path, capsys):
+    run_dir = write_run(tmp_path / "run", [8, 8], [0.1, 0.2], num_steps=4000)
+    run = told(run_dir)
+    whole = [one for one in entries(run) if one["ph"] == "X"]
+    chosen = [one for one in entries(run, 1001, 1010) if one["ph"] == "X"]
+    assert {one["args"]["step"] for one in whole} == set(range(4000))
+    assert chosen == [one for one in whole if 1001 <= one["args"]["step"] <= 1010]
+    assert len(chosen) == 10 * 2 * 4
+    assert first_step(run, most=800) == 3900
+    assert first_step(run) == 0
+    assert main(["trace", str(run_dir), "--steps", "3990:5000"]) is None
+    told_steps = {
+        one["args"]["step"]
+        for one in json.loads((run_dir / "trace.json").read_text())["traceEvents"]
+        if one["ph"] == "X"
+    }
+    assert told_steps == set(range(3990, 4000))
+    for wrong in ("7", "a:b", "9:3", "-1:4", "4000:4001"):
+        with pytest.raises(SystemExit, match="2"):
+            main(["trace", str(run_dir), "--steps", wrong])
+        assert wrong in capsys.readouterr().err

@@ -7,13 +7,15 @@ from pathlib import Path
 import click
 
 from paceline.cli.screen import run_folder, say
+from paceline.errors import ConfigError
 
 
 @click.command()
 @click.argument("run_dir", required=False)
 @click.option("-o", "--out", help="Trace file. [default: RUN_DIR/trace.json]")
 @click.option("--tensorboard", help="Write scalars to this TensorBoard folder instead.")
-def command(run_dir: str | None, out: str | None, tensorboard: str | None) -> None:
+@click.option("--steps", help="FIRST:LAST, steps of the trace. [default: all, or the newest that a viewer can open]")
+def command(run_dir: str | None, out: str | None, tensorboard: str | None, steps: str | None) -> None:
     """Turn a run into a trace for Perfetto and chrome://tracing, with all workers on one clock.
 
     Without RUN_DIR: the newest run under `runs/`.
@@ -22,9 +24,8 @@ def command(run_dir: str | None, out: str | None, tensorboard: str | None) -> No
 
     folder = run_folder(run_dir)
     if tensorboard is not None:
-        if out is not None:
-            raise click.UsageError("-o is for a trace, --tensorboard for scalars: give one of them")
-        from paceline.errors import ConfigError
+        if out is not None or steps is not None:
+            raise click.UsageError("-o and --steps are for a trace, --tensorboard for scalars: give one or the other")
         from paceline.report.follow import Follower, workers
         from paceline.runtime.track import to_tensorboard
 
@@ -38,13 +39,28 @@ def command(run_dir: str | None, out: str | None, tensorboard: str | None) -> No
         tell({"type": "end", "t": 0.0})
         say(f"scalars of {count} events in {tensorboard}; tensorboard --logdir {tensorboard} shows them")
         return
-    from paceline.report.trace import write
+    from paceline.report.trace import first_step, write
 
+    chosen = _chosen(steps)
     run = Run(folder)
     run.update()
+    first, last = chosen or (first_step(run), max(run.last_step, 0))
+    if chosen and first > run.last_step:
+        raise ConfigError(f"--steps must begin at a step of the run, got {steps}: its last is {run.last_step}")
     path = Path(out) if out else folder / "trace.json"
-    count = write(run, path)
+    count = write(run, path, first, last)
     apart = max((abs(value) for value in run.offsets().values()), default=0.0)
+    if first and not chosen:
+        say(f"only the newest steps, from {first} on, as a viewer opens no more; --steps FIRST:LAST chooses others")
     say(
         f"{count} entries in {path}; clocks were up to {apart * 1e3:.1f} ms apart. Open it at ui.perfetto.dev or chrome://tracing"
     )
+
+
+def _chosen(steps: str | None) -> tuple[int, int] | None:
+    if steps is None:
+        return None
+    first, colon, last = steps.partition(":")
+    if not (colon and first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
+        raise ConfigError(f"--steps must be FIRST:LAST, two steps in order such as 100:200, got {steps!r}")
+    return int(first), int(last)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from paceline.report.run import Run
 
 _OVER = ("ended", "failed")
+_NEWEST = 32 * 2**20  # bytes of a long run that a screen needs
+_READ = 0.99
 
 
 @click.command()
@@ -33,7 +36,7 @@ def command(run_dir: str | None, once: bool, every_s: float) -> None:
     from paceline.report.run import Run
 
     try:
-        _follow(Run(run_folder(run_dir)), Console(), once, every_s)
+        _follow(Run(run_folder(run_dir), newest=_NEWEST), Console(), once, every_s)
     except KeyboardInterrupt:
         pass  # that is how it ends
 
@@ -43,20 +46,20 @@ def _follow(run: Run, console: Console, once: bool, every_s: float) -> None:
 
     from paceline.report.live import frame
 
-    run.update()
-    if once or run.status() in _OVER:
+    if once:
+        run.update()
         console.print(frame(run, console.width))
-    elif not console.is_terminal:  # a pipe: a frame now and then, one below the other
-        while run.status() not in _OVER:
-            console.print(frame(run, console.width))
-            time.sleep(every_s)
-            run.update()
-        console.print(frame(run, console.width))
-    else:
-        with Live(console=console, screen=False, auto_refresh=False) as live:
-            while True:
+        return
+    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+    with live or nullcontext():
+        while True:
+            behind = run.update(every_s) and run.read_share < _READ
+            if live is not None:
                 live.update(frame(run, console.width, console.height), refresh=True)
-                if run.status() in _OVER:
-                    return
-                time.sleep(every_s)
-                run.update()
+            elif not behind:  # a pipe: a frame now and then, one below the other
+                console.print(frame(run, console.width))
+            if behind:
+                continue
+            if run.status() in _OVER:
+                return
+            time.sleep(every_s)

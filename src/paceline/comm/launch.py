@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError, LaunchError
+from paceline.process import children, end
 
 TRACEBACK = "Traceback (most recent call last):"
 CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
@@ -104,6 +105,7 @@ def launch(job: Job, screen: Screen) -> None:
     os.environ.update(environment)
     logs = job.log_dir / f"{socket.gethostname()}-{os.getpid()}"  # machines may share the folder
     tail = Tail(logs, screen)
+    others = children()
     try:
         config = _config(job, logs)
         tail.start()
@@ -112,6 +114,7 @@ def launch(job: Job, screen: Screen) -> None:
         tail.stop()
         raise _failed(logs, error) from None
     except (SignalException, KeyboardInterrupt) as error:
+        end(children() - others)  # torchrun forgets workers when it is interrupted while it starts them
         code = getattr(error, "sigval", signal.SIGINT)
         if code in (signal.SIGINT, 2):
             raise KeyboardInterrupt from None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,11 +13,14 @@ from typing import Any
 from paceline.errors import ConfigError
 from paceline.events import HEAD, parsed, parts
 
-CHUNK = 2**20
+CHUNK = 2**18
+INDEX = 2**20  # bytes between two places of an index
 LONGEST = 16 * 2**20  # of a line: more is not an event of ours
 MOST_WORKERS = 100_000
 _NAME = re.compile(r"worker-(\d{1,9})(?:\.\d+)?\.jsonl")
-_OPENING = re.compile(rb'\{"type": "([a-z-]+)", "t": [0-9.e+]+, "step": (\d{1,12}),')
+_FREQUENT = tuple(b'{"type": "%s"' % kind for kind in (b"steps", b"window", b"round"))
+_PLAN, _KEPT = b'{"type": "plan"', b'"changed": false'
+_OPENING = re.compile(rb'\{"type": "([a-z-]+)", "t": [0-9.e+]+, "step": \[?(\d{1,12})[],]')
 
 
 class Follower:
@@ -27,16 +32,19 @@ class Follower:
     Args:
         path: the worker's first file.
         begin: where to begin: the number of a file, and a place in it.
+        newest: bytes at the end to read in full; before them, what comes with every few steps is passed over, which costs next to nothing.
 
     Attributes:
         damaged: lines that could not be read.
-        skip: whether an event of this type and step need not be read; it costs less than reading it.
+        paused: whether the last reading has left something, for want of time.
+        skip: whether an event of this type and (first) step need not be read; it costs less than reading it.
         done: bytes read so far; `size` of how many when last looked.
         index: a place to begin for later steps: (step, file, place), one in a megabyte.
     """
 
-    def __init__(self, path: Path, begin: tuple[int, int] = (-1, 0)) -> None:
-        self.path, self.damaged = path, 0
+    def __init__(self, path: Path, begin: tuple[int, int] = (-1, 0), newest: int | None = None) -> None:
+        self.path, self.damaged, self.paused = path, 0, False
+        self._newest, self._early = newest, False
         self._part, self._offset = begin
         self._rest, self._too_long, self._line = b"", False, 1 if begin[1] else 0
         self.skip: Callable[[str, int], bool] | None = None
@@ -44,8 +52,13 @@ class Follower:
         self.index: list[tuple[int, int, int]] = []
         self._next_index = 0
 
-    def new(self) -> Iterator[dict[str, Any]]:
-        """What was written since the last time."""
+    def new(self, until: float = math.inf) -> Iterator[dict[str, Any]]:
+        """What was written since the last time.
+
+        Args:
+            until: a moment of the monotonic clock after which no more than a quarter of a megabyte is read; `paused` says if more is left.
+        """
+        self.paused = False
         while True:
             later = [(number, file) for number, file in parts(self.path) if number >= self._part]
             if not later:
@@ -53,8 +66,8 @@ class Follower:
             self.size = max(self.size, self.done - self._offset + sum(_size(file) for _, file in later))
             if later[0][0] != self._part:  # the first one, or ours is gone
                 self._begin(later[0][0])
-            yield from self._lines(later[0][1])
-            if len(later) < 2:
+            yield from self._lines(later[0][1], until)
+            if len(later) < 2 or self.paused:
                 return
             self._begin(later[1][0])
 
@@ -67,15 +80,16 @@ class Follower:
         self.damaged += bool(self._rest)
         self._part, self._offset, self._rest, self._line, self._next_index = part, 0, b"", 0, 0
 
-    def _lines(self, path: Path) -> Iterator[dict[str, Any]]:
+    def _lines(self, path: Path, until: float) -> Iterator[dict[str, Any]]:
         try:
             file = path.open("rb")
         except FileNotFoundError:
             return
         with file:
             file.seek(self._offset)
-            while data := file.read(CHUNK):
+            while not self.paused and (data := file.read(CHUNK)):
                 at = self._offset - len(self._rest)
+                self._early = self._newest is not None and self.size - self.done > self._newest
                 self._offset += len(data)
                 self.done += len(data)
                 *whole, self._rest = (self._rest + data).split(b"\n")
@@ -89,13 +103,14 @@ class Follower:
                     at += len(line) + 1
                 if len(self._rest) > LONGEST:
                     self._rest, self._too_long = b"", True
+                self.paused = self.done < self.size and time.monotonic() > until
 
     def _note(self, event: dict[str, Any], at: int) -> None:
         steps = event.get("step")
         if isinstance(steps, list) and steps and isinstance(steps[0], int):
             if not self.index or steps[0] > self.index[-1][0]:
                 self.index.append((steps[0], self._part, at))
-            self._next_index = at + CHUNK
+            self._next_index = at + INDEX
 
     def _event(self, line: bytes, path: Path) -> dict[str, Any] | None:
         if self._too_long:  # the end of a line that was given up
@@ -103,6 +118,8 @@ class Follower:
             self.damaged += 1
             return None
         if not line.strip():
+            return None
+        if self._early and (line.startswith(_FREQUENT) or (line.startswith(_PLAN) and _KEPT in line)):
             return None
         if self.skip is not None:
             match = _OPENING.match(line)

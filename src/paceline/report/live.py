@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -64,7 +65,7 @@ def bar(phases: dict[str, float], longest: float, width: int) -> Text:
     return text
 
 
-def frame(run: Run, width: int, height: int = 50, now: float | None = None) -> RenderableType:
+def frame(run: Run, width: int, height: float = math.inf, now: float | None = None) -> RenderableType:
     """Everything, for a screen of that size."""
     status = run.status(now)
     if status == "empty":
@@ -80,7 +81,7 @@ def frame(run: Run, width: int, height: int = 50, now: float | None = None) -> R
     table.add_column("", no_wrap=True)
     space = max(8, width - (22 if narrow else 34))
     longest = max((sum(row["phases"].values()) for row in rows if row["phases"]), default=0.0)
-    shown = rows[: max(1, height - _AROUND)]
+    shown = rows[: int(min(len(rows), max(1, height - _AROUND)))]
     for row in shown:
         rank = row["worker"]
         if row["phases"] is None:
@@ -111,6 +112,8 @@ def _headline(run: Run, status: str, width: int, now: float | None) -> Renderabl
     parts = [f"[bold]{escape(run.name)}[/bold]", status]
     if status == "silent":
         parts[-1] += f" for {(time.time() if now is None else now) - run.written:.0f} s"
+    if run.read_share < 0.99:
+        parts.append(f"[dim]{run.read_share:.0%} read[/dim]")
     parts.append(f"step {run.last_step}")
     if window:
         speed = f"{window['samples_per_s']:.0f} samples/s"

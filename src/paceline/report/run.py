@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,12 +14,11 @@ from typing import Any, NamedTuple
 from paceline.events import parts
 from paceline.report.follow import MOST_WORKERS, Follower, modified, workers
 from paceline.report.series import Series
+from paceline.report.worker import Worker, shown
 
 PHASES = ("data", "compute", "waiting", "exchange", "optimizer")
 DECISIONS = 500  # kept: the newest
 SILENT_S = 60.0  # without an event, after which a run without an end is called silent
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
-_MARKS = 256  # moments that all workers share, kept for their clocks
 _TEXT: dict[str, Callable[[dict[str, Any]], str]] = {
     "plan": lambda e: f"split {' '.join(map(str, e['split']))}: {e['reason']}",
     "batch": lambda e: f"batch {e['before']} to {e['total']}: {e['reason']}",
@@ -34,68 +31,6 @@ _TEXT: dict[str, Callable[[dict[str, Any]], str]] = {
     "straggler": lambda e: str(e["text"]),
     "note": lambda e: str(e["text"]),
 }
-
-
-@dataclass
-class Marks:
-    """Moments by number: the newest."""
-
-    at: dict[int, float] = field(default_factory=dict)
-
-    def add(self, number: int, when: float) -> None:
-        """One more."""
-        self.at[number] = when
-        if len(self.at) > _MARKS:
-            del self.at[next(iter(self.at))]
-
-
-@dataclass
-class Worker:
-    """One worker, from its own file.
-
-    Args:
-        rank: its number.
-        follower: reads the file.
-        start: its first event.
-        steps: means of samples, data wait, compute, communication and optimizer times.
-        recent: its newest steps, each (step, at, samples, data, compute, communication, optimizer).
-        marks: when sums arrived, or rounds ended, by its own clock.
-        last_t: when it wrote last.
-        ok: how it ended; None while it has not.
-        dropped: events it could not write.
-        starts: how often it began.
-        began: when it did so last.
-        first_t: when it did so first.
-        before_s: seconds it had run before that.
-        reading: where the last update stopped in its file.
-    """
-
-    rank: int
-    follower: Follower | None = None
-    start: dict[str, Any] = field(default_factory=dict)
-    steps: Series = field(default_factory=lambda: Series(5))
-    recent: deque[tuple[float, ...]] = field(default_factory=lambda: deque(maxlen=64))
-    marks: Marks = field(default_factory=Marks)
-    last_t: float = 0.0
-    last_step: int = -1
-    ok: bool | None = None
-    dropped: int = 0
-    starts: int = 0
-    began: float = 0.0
-    first_t: float = 0.0
-    before_s: float = 0.0
-    reading: Iterator[dict[str, Any]] | None = None
-
-    @property
-    def name(self) -> str:
-        """As people call it."""
-        host = self.start.get("host")
-        return shown(f"{self.rank} ({host}, {self.start.get('device')})") if host else str(self.rank)
-
-    @property
-    def seconds(self) -> float:
-        """How long it has run, by its own clock; pauses between a stop and a resume left out."""
-        return self.before_s + max(0.0, self.last_t - self.began)
 
 
 class Said(NamedTuple):
@@ -114,6 +49,7 @@ class Run:
 
     Args:
         folder: the run folder.
+        newest: bytes at the end of what all workers wrote to read in full; of what is before, decisions and losses alone are taken in.
 
     Attributes:
         workers: by rank; also those without a file, as far as the others tell of them.
@@ -131,8 +67,8 @@ class Run:
         problem: why reading had to stop.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, newest: int | None = None) -> None:
+        self.folder, self._newest_bytes = folder, newest
         self.name = shown(folder.resolve().name)
         self.problem = ""
         self.workers: dict[int, Worker] = {}
@@ -152,32 +88,32 @@ class Run:
         self._noise: float | None = None
         self._said: set[str] = set()
 
-    def update(self, budget_s: float | None = None) -> bool:
+    def update(self, budget_s: float = math.inf) -> bool:
         """Take in what is new; whether anything was.
 
         Args:
             budget_s: stop after so many seconds, and go on from there the next time.
         """
-        changed, until = False, None if budget_s is None else time.monotonic() + budget_s
-        for rank, path in workers(self.folder).items():
+        changed, until = False, time.monotonic() + budget_s
+        files = workers(self.folder)
+        newest = None if self._newest_bytes is None else self._newest_bytes // max(1, len(files))
+        for rank, path in files.items():
             worker = self.workers.setdefault(rank, Worker(rank))
             if worker.follower is None:
-                worker.follower = Follower(path)
+                worker.follower = Follower(path, newest=newest)
                 worker.follower.skip = partial(self._known, worker)
         for worker in list(self.workers.values()):
             if worker.follower is None:
                 continue
-            reading = worker.reading or worker.follower.new()
-            for event in reading:
+            for event in worker.follower.new(until):
                 changed = True
                 try:
                     self._take(worker, event)
                 except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError):
                     worker.follower.damaged += 1
-                if until is not None and time.monotonic() > until:
-                    worker.reading = reading
-                    return True
-            worker.reading = None
+            worker.settle(self._local)
+            if worker.follower.paused:
+                return True
         return changed
 
     def _known(self, worker: Worker, kind: str, step: int) -> bool:
@@ -276,19 +212,15 @@ class Run:
 
     def _take(self, worker: Worker, event: dict[str, Any]) -> None:
         kind = event["type"]
-        if kind != "start":
-            worker.last_t = max(worker.last_t, float(event.get("t") or 0.0))
         if kind == "start":
             if not 1 <= int(event["size"]) <= MOST_WORKERS:
                 raise ValueError(event["size"])
-            t = float(event["t"])
-            worker.before_s = worker.seconds if worker.starts else 0.0
-            worker.first_t = worker.first_t if worker.starts else t
-            worker.starts, worker.start, worker.ok, worker.began, worker.last_t = worker.starts + 1, event, None, t, t
-            worker.marks = Marks()
+            worker.begin(event, self._local)
             return
-        elif kind == "steps":
-            self._steps(worker, event)
+        worker.last_t = max(worker.last_t, float(event.get("t") or 0.0))
+        if kind == "steps":
+            if worker.add(event):
+                worker.settle(self._local)
         elif kind == "end":
             worker.ok, worker.dropped = bool(event["ok"]), worker.dropped + int(event.get("dropped") or 0)
         elif kind == "loss":
@@ -360,15 +292,6 @@ class Run:
         self.splits.add(step, seen["samples"])
         self.last_window = event
 
-    def _steps(self, worker: Worker, event: dict[str, Any]) -> None:
-        for row in step_rows(event):
-            step, at, *values = row
-            worker.steps.add(int(step), values)
-            worker.last_step = max(worker.last_step, int(step))
-            worker.recent.append(row)
-            if not self._local:
-                worker.marks.add(int(step), at + sum(values[1:4]))
-
     @property
     def _local(self) -> bool:
         return str(self.config.get("sync", "allreduce")).partition(":")[0] != "allreduce"
@@ -382,34 +305,3 @@ class Run:
                 self._said.add(text)
         self.num_decisions += 1
         self.decisions.append(Said(float(event["t"]), int(event.get("step", -1)), event["type"], rank, text, teller))
-
-
-def step_rows(event: dict[str, Any]) -> list[tuple[float, ...]]:
-    """The steps of a `steps` event: (step, at, samples, data, compute, communication, optimizer) each; damaged ones are left out.
-
-    Where nothing says when a step began, those before an event's time follow each other without a pause.
-    """
-    names = ("samples", "data_wait_s", "compute_s", "comm_s", "optimizer_s")
-    rows = list(zip(event["step"], *(event[name] for name in names), strict=True))
-    rows = [row for row in rows if all(value is not None for value in row)]
-    times = event.get("at")
-    if times is None or len(times) != len(rows) or not all(isinstance(at, (int, float)) and at > 0 for at in times):
-        times, end = [], float(event["t"])
-        for row in reversed(rows):
-            end -= sum(row[2:])
-            times.insert(0, end)
-    made, end = [], -math.inf
-    for at, row in zip(times, rows, strict=True):
-        begin = max(float(at), end)  # a GPU begins later than its host has asked
-        end = begin + sum(row[2:])
-        made.append((row[0], begin, *row[1:]))
-    return made
-
-
-def shown(text: str) -> str:
-    """A text without what would steer a terminal, on one line.
-
-    >>> shown("a\\x1b[2Jb\\nc")
-    'a [2Jb c'
-    """
-    return _CONTROL.sub(" ", text)

@@ -48,16 +48,29 @@ class Series:
         if len(self._steps) >= _WAITING:
             self._take()
 
-    def _take(self) -> None:
-        if not self._steps:
-            return
-        steps, rows = np.array(self._steps), np.array(self._rows, dtype=np.float64)
-        self._steps, self._rows = [], []
+    def extend(self, steps: Floats, rows: Floats) -> None:
+        """Many points at once.
+
+        Args:
+            steps: of each.
+            rows: its values; NaN for one that is not there.
+
+        Raises:
+            ValueError: a step that cannot be.
+        """
+        if not ((steps >= 0) & (steps <= LAST)).all():
+            raise ValueError(f"steps {steps.min():g} to {steps.max():g}, must be 0 to {LAST}")
         while int(steps.max()) // self.width >= self._most:
             self._widen()
-        places, there = steps // self.width, np.isfinite(rows)
+        places, there = (steps // self.width).astype(np.int64), np.isfinite(rows)
         np.add.at(self._sums, places, np.where(there, rows, 0.0))
         np.add.at(self._counts, places, there)
+
+    def _take(self) -> None:
+        if self._steps:
+            steps, rows = np.array(self._steps, dtype=np.float64), np.array(self._rows, dtype=np.float64)
+            self._steps, self._rows = [], []
+            self.extend(steps, rows)
 
     def _widen(self) -> None:
         half = self._most // 2

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.report.follow import Follower, workers
-from paceline.report.run import Run, step_rows
+from paceline.report.run import Run
+from paceline.report.worker import step_rows
 
 MOST = 4000  # spans drawn at once
 _PARTS = ("data", "compute", "exchange", "optimizer")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from paceline.report.run import PHASES, Run, shown
+from paceline.report.run import PHASES, Run
+from paceline.report.worker import shown
 
 _WORTH = 0.05  # a saving worth a sentence
 

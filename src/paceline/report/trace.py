@@ -8,31 +8,54 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from paceline.report.files import whole
-from paceline.report.follow import Follower, workers
-from paceline.report.run import Run, step_rows
+from paceline.report.follow import Follower
+from paceline.report.run import Run
+from paceline.report.series import LAST
+from paceline.report.steps import places
+from paceline.report.worker import step_rows
+
+MOST = 1_000_000  # entries of a trace of which nobody said which steps: about 130 MB
 
 _PARTS = ("data", "compute", "exchange and waiting", "optimizer")
 
 
-def entries(run: Run) -> Iterator[dict[str, Any]]:
-    """The entries of the trace; `run` has been read before, for clocks and names."""
+def first_step(run: Run, most: int = MOST) -> int:
+    """The step from which on a trace has about as many entries as a viewer opens in reasonable time."""
+    return max(0, run.last_step + 1 - most // (len(_PARTS) * max(1, run.size)))
+
+
+def entries(run: Run, first: int = 0, last: int = LAST) -> Iterator[dict[str, Any]]:
+    """The entries of the trace; `run` has been read before, for clocks and names.
+
+    Args:
+        run: whose.
+        first: the first step to tell of.
+        last: the last.
+    """
     offsets, origin = run.offsets(), run.origin
     for rank, worker in sorted(run.workers.items()):
         name = {"name": f"worker {worker.name}"}
         yield {"ph": "M", "name": "process_name", "pid": rank, "args": name}
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
-    for rank, path in workers(run.folder).items():
+    look = places(run, first)
+    for rank, path in look.files.items():
         shift = offsets.get(rank, 0.0) + origin
-        for event in Follower(path).new():
+        follower = Follower(path, look.begins.get(rank, (-1, 0)))
+        kinds = ("steps", "window") if rank == 0 else ("steps",)
+        follower.skip = partial(_beyond, kinds, last)
+        for event in follower.new():
             try:
-                yield from _of(event, rank, shift)
+                yield from _of(event, rank, shift, first, last)
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
                 continue  # damaged: counted when the run was read
     for said in run.decisions:
+        if not (first <= said.step <= last or said.step < 0):
+            continue
         when = round((said.t - offsets.get(said.teller, 0.0) - origin) * 1e6)
         yield {
             "ph": "i",
@@ -45,9 +68,15 @@ def entries(run: Run) -> Iterator[dict[str, Any]]:
         }
 
 
-def _of(event: dict[str, Any], rank: int, shift: float) -> Iterator[dict[str, Any]]:
+def _beyond(kinds: tuple[str, ...], last: int, kind: str, step: int) -> bool:
+    return kind not in kinds or step > last
+
+
+def _of(event: dict[str, Any], rank: int, shift: float, first: int, last: int) -> Iterator[dict[str, Any]]:
     if event["type"] == "steps":
         for step, at, samples, *phases in step_rows(event):
+            if not first <= step <= last:
+                continue
             when = at - shift
             for name, took in zip(_PARTS, phases, strict=True):
                 if took > 0:
@@ -62,7 +91,7 @@ def _of(event: dict[str, Any], rank: int, shift: float) -> Iterator[dict[str, An
                         "args": {"step": step, "samples": samples},
                     }
                 when += took
-    elif event["type"] == "window" and rank == 0:
+    elif event["type"] == "window" and rank == 0 and first <= event["step"] <= last:
         when = round((event["t"] - shift) * 1e6)
         counted = {"samples_per_s": event["samples_per_s"], "share of limit": event["efficiency"]}
         for name, value in counted.items():
@@ -70,8 +99,14 @@ def _of(event: dict[str, Any], rank: int, shift: float) -> Iterator[dict[str, An
                 yield {"ph": "C", "name": name, "pid": 0, "ts": when, "args": {name: value}}
 
 
-def write(run: Run, path: Path) -> int:
+def write(run: Run, path: Path, first: int = 0, last: int = LAST) -> int:
     """Write the trace; whole or not at all.
+
+    Args:
+        run: whose.
+        path: where to.
+        first: the first step to tell of.
+        last: the last.
 
     Returns:
         How many entries it has.
@@ -79,7 +114,7 @@ def write(run: Run, path: Path) -> int:
     count = 0
     with whole(path) as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-        for entry in entries(run):
+        for entry in entries(run, first, last):
             file.write((",\n" if count else "") + json.dumps(entry, separators=(",", ":")))
             count += 1
         file.write("\n]}\n")
