@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -28,7 +29,7 @@ from paceline.report.series import Series
 from paceline.report.steps import places, spans
 from paceline.report.summary import figures, markdown
 from paceline.report.trace import entries, first_step, write
-from paceline.runtime.track import sinks
+from paceline.runtime.track import scalars, sinks
 from tests import ranks
 from tests.nets import mlp, points
 from tests.runs import start, steps, write_run
@@ -324,6 +325,51 @@ def test_trackers_that_nobody_knows_or_has(tmp_path):
         if find_spec(name) is None:
             with pytest.raises(ConfigError, match=f"pip install {name}"):
                 sinks(None, name, {})
+
+
+def with_mlflow(folder, address):
+    library = pytest.importorskip("mlflow")
+    library.set_tracking_uri(address)
+    train(folder, track="mlflow")
+
+
+@pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed: pip install mlflow")
+def test_mlflow_is_told(tmp_path):
+    address = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    ranks.run(2, with_mlflow, tmp_path / "run", address, timeout_s=120)
+    library = pytest.importorskip("mlflow")
+    library.set_tracking_uri(address)
+    client = library.MlflowClient()
+    (run,) = client.search_runs(["0"])
+    kept = client.get_metric_history(run.info.run_id, "paceline/speed/samples_per_s")
+    windows = [event for event in read(events_path(tmp_path / "run", 0)) if event["type"] == "window"]
+    assert [(one.step, one.value) for one in kept] == [(one["step"], one["samples_per_s"]) for one in windows]
+
+
+def with_wandb(folder, own):
+    library = pytest.importorskip("wandb")
+    main_one = int(os.environ["RANK"]) == 0
+    if own and main_one:
+        library.init()
+    train(folder, track="wandb")
+    if own and main_one:
+        library.log(
+            {"mine": 1.0}, step=2, commit=True
+        )  # an epoch, say: its steps go on as if nobody else had told anything
+    return dict(library.run.summary) if main_one else {}
+
+
+@pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed: pip install wandb")
+@pytest.mark.parametrize("own", [False, True])
+def test_wandb_is_told(tmp_path, own):
+    env = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}
+    kept = ranks.run(2, with_wandb, tmp_path / "run", own, timeout_s=120, env=env)[0]
+    events = list(read(events_path(tmp_path / "run", 0)))
+    rows = sum(1 for event in events if event["type"] == "end" or any(scalars(event)))
+    windows = [event for event in events if event["type"] == "window"]
+    assert kept["paceline/speed/samples_per_s"] == windows[-1]["samples_per_s"]
+    assert kept["_step"] == (2 if own else rows - 1)  # the number of the last row
+    assert kept.get("mine") == (1.0 if own else None)
 
 
 def test_memory_is_bounded(tmp_path):

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import click
 
-from paceline.cli.screen import run_folder, say
+from paceline.cli.screen import run_folders, say
 from paceline.errors import ConfigError
 
 
@@ -28,10 +28,10 @@ def command(run_dirs: tuple[str, ...], port: int, host: str) -> None:
         raise ConfigError(f"the dashboard needs {', '.join(missing)}: pip install 'paceline[view]'")
     import uvicorn
 
-    from paceline.report.run import Run
+    from paceline.report.run import runs_in
     from paceline.report.server import LOOPBACK, Watcher, application
 
-    runs = [Run(run_folder(given)) for given in run_dirs or (None,)]
+    runs = runs_in(run_folders(run_dirs))
     open_socket = _bound(host, port)
     here = host in LOOPBACK
     token = None if here else secrets.token_urlsafe(24)

@@ -69,7 +69,7 @@ def command(steps: int, run_dir: str | None, as_json: bool) -> None:
     entries = watch.entries
     picture, report = folder / "demo.png", folder / "report.html"
     draw(entries, "paceline", picture)
-    run = Run(watch.places["paceline"])
+    run = Run(watch.places["paceline"], name="paceline on four unlike workers")
     run.update()
     with whole(report) as file:
         file.write(page([run]))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from paceline.cli.screen import run_folder, say
+from paceline.cli.screen import read_runs, say
 
 
 @click.command()
@@ -21,12 +21,9 @@ def command(run_dirs: tuple[str, ...], out: str | None, kind: str) -> None:
     """
     from paceline.report.files import whole
     from paceline.report.page import page
-    from paceline.report.run import Run
     from paceline.report.summary import figures, markdown
 
-    runs = [Run(run_folder(given)) for given in run_dirs or (None,)]
-    for run in runs:
-        run.update()
+    runs = read_runs(run_dirs)
     if kind == "html":
         path = Path(out) if out else runs[0].folder / "report.html"
         with whole(path) as file:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,7 +16,11 @@ from paceline.comm.launch import Screen
 from paceline.errors import ConfigError
 from paceline.events import events_path
 
+if TYPE_CHECKING:
+    from paceline.report.run import Run
+
 CLEAR = "\r\x1b[K"
+_LOOK_S = 0.5
 
 
 class ProgressScreen(Screen):
@@ -69,7 +73,7 @@ def run_status(run_dir: Path) -> Callable[[], str]:
     """The progress line of a run, from worker 0's events: step, samples/s, efficiency, split."""
     from paceline.report.follow import Follower
 
-    events, last = Follower(events_path(run_dir, 0)), dict[str, dict[str, Any]]()
+    events, last = Follower(events_path(run_dir, 0), newest=2**20), dict[str, dict[str, Any]]()
 
     def line() -> str:
         last.update({event["type"]: event for event in events.new()})
@@ -112,12 +116,24 @@ def say(text: str) -> None:
     click.echo(f"paceline: {text}", err=True)
 
 
-def run_folder(given: str | None) -> Path:
-    """The run folder asked for, or the newest under `runs/`."""
+def run_folders(given: Sequence[str]) -> list[Path]:
+    """The run folders asked for, or the newest under `runs/`."""
     from paceline.report.follow import newest, workers
 
-    if given is None:
-        return newest(Path("runs"))
-    folder = Path(given)
-    workers(folder)  # says so if it is not there
-    return folder
+    folders = [Path(one) for one in given] or [newest(Path("runs"))]
+    for folder in folders:
+        workers(folder)  # says so if it is not there
+    return folders
+
+
+def read_runs(given: Sequence[str]) -> list[Run]:
+    """The runs asked for, read to their end; a terminal shows how far that is."""
+    from paceline.report.run import runs_in
+
+    runs = runs_in(run_folders(given))
+    screen = ProgressScreen(lambda: f"reading {run.name}: {run.read_share:.0%}")
+    for run in runs:
+        while run.update(_LOOK_S) and run.read_share < 1:
+            screen.tick()
+    screen.done()
+    return runs

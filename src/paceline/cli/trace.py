@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from paceline.cli.screen import run_folder, say
+from paceline.cli.screen import read_runs, run_folders, say
 from paceline.errors import ConfigError
 
 
@@ -20,15 +20,14 @@ def command(run_dir: str | None, out: str | None, tensorboard: str | None, steps
 
     Without RUN_DIR: the newest run under `runs/`.
     """
-    from paceline.report.run import Run
-
-    folder = run_folder(run_dir)
+    given = [] if run_dir is None else [run_dir]
     if tensorboard is not None:
         if out is not None or steps is not None:
             raise click.UsageError("-o and --steps are for a trace, --tensorboard for scalars: give one or the other")
         from paceline.report.follow import Follower, workers
         from paceline.runtime.track import to_tensorboard
 
+        (folder,) = run_folders(given)
         files = workers(folder)
         if not files:
             raise ConfigError(f"{folder} has no events")
@@ -42,12 +41,11 @@ def command(run_dir: str | None, out: str | None, tensorboard: str | None, steps
     from paceline.report.trace import first_step, write
 
     chosen = _chosen(steps)
-    run = Run(folder)
-    run.update()
+    (run,) = read_runs(given)
     first, last = chosen or (first_step(run), max(run.last_step, 0))
     if chosen and first > run.last_step:
         raise ConfigError(f"--steps must begin at a step of the run, got {steps}: its last is {run.last_step}")
-    path = Path(out) if out else folder / "trace.json"
+    path = Path(out) if out else run.folder / "trace.json"
     count = write(run, path, first, last)
     apart = max((abs(value) for value in run.offsets().values()), default=0.0)
     if first and not chosen:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paceline.cli.screen import run_folder
+from paceline.cli.screen import run_folders
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +36,8 @@ def command(run_dir: str | None, once: bool, every_s: float) -> None:
     from paceline.report.run import Run
 
     try:
-        _follow(Run(run_folder(run_dir), newest=_NEWEST), Console(), once, every_s)
+        (folder,) = run_folders([] if run_dir is None else [run_dir])
+        _follow(Run(folder, newest=_NEWEST), Console(), once, every_s)
     except KeyboardInterrupt:
         pass  # that is how it ends
 

@@ -22,7 +22,7 @@ LOOK = {
     "optimizer": ("▓", "cyan"),
 }
 _NARROW = 72
-_AROUND = 12  # lines that are not workers
+_AROUND = 14  # lines that are not workers
 
 
 def recent(run: Run) -> list[dict[str, Any]]:
@@ -100,10 +100,12 @@ def frame(run: Run, width: int, height: float = math.inf, now: float | None = No
     lines.append(legend)
     if run.decisions:
         lines.append(Text(""))
-    for said in list(run.decisions)[-4:]:
+    newest = list(run.decisions)[-4:]
+    for said in newest:
         who = f" worker {said.worker}" if said.worker >= 0 else ""
         line = f"step {said.step} {said.kind}{who}: {said.text}" if said.step >= 0 else f"{said.kind}{who}: {said.text}"
-        lines.append(Text(line, overflow="ellipsis", no_wrap=True))
+        last = said is newest[-1]  # in full
+        lines.append(Text(line, overflow="fold" if last else "ellipsis", no_wrap=not last))
     return Group(*lines)
 
 

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,6 +50,7 @@ class Run:
     Args:
         folder: the run folder.
         newest: bytes at the end of what all workers wrote to read in full; of what is before, decisions and losses alone are taken in.
+        name: what to call it, if not after its folder.
 
     Attributes:
         workers: by rank; also those without a file, as far as the others tell of them.
@@ -67,9 +68,9 @@ class Run:
         problem: why reading had to stop.
     """
 
-    def __init__(self, folder: Path, newest: int | None = None) -> None:
+    def __init__(self, folder: Path, newest: int | None = None, name: str = "") -> None:
         self.folder, self._newest_bytes = folder, newest
-        self.name = shown(folder.resolve().name)
+        self.name = shown(name or folder.resolve().name)
         self.problem = ""
         self.workers: dict[int, Worker] = {}
         self.data: dict[str, Any] = {}
@@ -305,3 +306,16 @@ class Run:
                 self._said.add(text)
         self.num_decisions += 1
         self.decisions.append(Said(float(event["t"]), int(event.get("step", -1)), event["type"], rank, text, teller))
+
+
+def runs_in(folders: Sequence[Path]) -> list[Run]:
+    """A run for each folder, called by as much of its path as tells it from the others.
+
+    >>> [run.name for run in runs_in([Path("/runs/a/seed-1"), Path("/runs/b/seed-1")])]
+    ['a/seed-1', 'b/seed-1']
+    """
+    paths = [folder.resolve() for folder in folders]
+    length = 1
+    while len({path.parts[-length:] for path in paths}) < len(set(paths)):
+        length += 1
+    return [Run(folder, name="/".join(path.parts[-length:])) for folder, path in zip(folders, paths, strict=True)]

@@ -96,14 +96,16 @@ def to_tensorboard(folder: str | None) -> Sink:
 
 def _to_wandb(config: dict[str, Any]) -> Sink:
     library = import_module("wandb")
-    run = library.run or library.init(config=config)
+    ours = library.run is None
+    run = library.init(config=config) if ours else library.run
     run.define_metric("paceline/*", step_metric="paceline/step")
 
     def wandb(event: dict[str, Any]) -> None:
         found = {f"paceline/{name}": value for name, value, _ in scalars(event)}
-        # Goes out with what the script logs next, or at the end: a step of our own would make the script's steps count as late.
+        # A run of the script's: goes out with what the script logs next, or at the end. A row of our own would move its steps on, and
+        # what the script logs for an earlier step would be refused.
         if found or event["type"] == "end":
-            run.log({**found, "paceline/step": event["step"]}, commit=event["type"] == "end")
+            run.log({**found, "paceline/step": event["step"]}, commit=ours or event["type"] == "end")
 
     return wandb
 
