@@ -1,4 +1,4 @@
-"""Pictures for the documents, from shipped records: python -m benchmarks.pictures. Needs Chromium."""
+"""Pictures for the documents, from shipped records: python -m benchmarks.pictures. Needs matplotlib and Chromium."""
 
 from __future__ import annotations
 
@@ -7,37 +7,56 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from paceline.report.contest import draw, read_entry
 from paceline.report.page import page
 from paceline.report.run import Run
 
-RECORD = Path(__file__).parent / "records" / "2026-11-batch-gpt" / "raw.tar.gz"
-PLACE = "gpt-text@fixed-plus-slope/goodput:most=2048+affine+sqrt/seed-1"
-NAME = "gpt-on-four-unlike-workers"
-OUT = Path(__file__).parent.parent / "docs" / "report.png"
+RECORDS = Path(__file__).parent / "records"
+DOCS = Path(__file__).parent.parent / "docs"
+NAMES = {"ddp": "plain DDP", "hand-tuned": "hand-tuned DDP", "dbs": "DBS", "affine": "paceline"}
 
 
-def main() -> None:
+def unpacked(record: str, place: str, folder: Path) -> Path:
+    """A part of a record's raw files."""
+    with tarfile.open(RECORDS / record / "raw.tar.gz") as archive:
+        wanted = [one for one in archive if one.name.startswith(f"{place}/")]
+        archive.extractall(folder, wanted, filter="data")
+    return folder / place
+
+
+def slowed(folder: Path) -> Path:
+    """Step time and split over steps, when a worker slows down."""
+    place = unpacked("2026-11-slowed", "cnn-digits@slowed-midway", folder)
+    entries = [read_entry(name, place / contender / "seed-1") for contender, name in NAMES.items()]
+    draw(entries, NAMES["affine"], DOCS / "slowed.png")
+    return DOCS / "slowed.png"
+
+
+def report(folder: Path) -> Path:
     """The top of a report."""
     from playwright.sync_api import sync_playwright
 
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    with tempfile.TemporaryDirectory() as folder:
-        with tarfile.open(RECORD) as archive:
-            wanted = [one for one in archive if one.name.startswith(f"{PLACE}/events/")]
-            archive.extractall(folder, wanted, filter="data")
-        (Path(folder) / PLACE).rename(Path(folder) / NAME)
-        run = Run(Path(folder) / NAME)
-        run.update()
-        report = Path(folder) / "report.html"
-        report.write_text(page([run]))
-        with sync_playwright() as play:
-            browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-            shown = browser.new_page(viewport={"width": 1000, "height": 1180})
-            shown.goto(report.as_uri())
-            shown.wait_for_selector("[data-chart=split] .main-svg")
-            shown.screenshot(path=OUT)
-            browser.close()
-    print(f"wrote {OUT}")
+    place = "gpt-text@fixed-plus-slope/goodput:most=2048+affine+sqrt/seed-1"
+    run = Run(unpacked("2026-11-batch-gpt", place, folder), name="gpt-on-four-unlike-workers")
+    run.update()
+    file = folder / "report.html"
+    file.write_text(page([run]))
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        shown = browser.new_page(viewport={"width": 1000, "height": 1180})
+        shown.goto(file.as_uri())
+        shown.wait_for_selector("[data-chart=split] .main-svg")
+        shown.screenshot(path=DOCS / "report.png")
+        browser.close()
+    return DOCS / "report.png"
+
+
+def main() -> None:
+    """Draw all."""
+    for picture in (slowed, report):
+        with tempfile.TemporaryDirectory() as folder:
+            print(f"wrote {picture(Path(folder))}")
 
 
 if __name__ == "__main__":

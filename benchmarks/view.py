@@ -15,6 +15,7 @@ from pathlib import Path
 
 STEP_S = 0.05
 WORKERS, STEPS, EVERY = 64, 100_000, 4
+LONGEST_STEPS = 1_500_000
 
 
 def events() -> list[str]:
@@ -74,58 +75,44 @@ def events() -> list[str]:
     return lines
 
 
-def large(folder: Path) -> Path:
-    """A run of 64 workers and 100000 steps, written as the runtime would."""
+def large(folder: Path, num_steps: int) -> float:
+    """A run of 64 workers, written as the runtime would; how many megabytes it takes."""
     from paceline.events import events_path
 
     busy = [0.04 + 0.0001 * rank for rank in range(WORKERS)]
     slowest = max(busy)
     config = {"balance": "affine", "sync": "allreduce", "batch": "constant"}
+    windows = {
+        "epoch": 0,
+        "observation": {"samples": [16.0] * WORKERS, "busy_s": busy},
+        "step_s": [slowest + 0.005] * WORKERS,
+        "comm_s": [slowest - one + 0.005 for one in busy],
+        "samples_per_s": 16 * WORKERS / (slowest + 0.005),
+        "efficiency": 0.9,
+    }
+    window = json.dumps(windows)[1:]
     for rank in range(WORKERS):
         path = events_path(folder, rank)
         path.parent.mkdir(parents=True, exist_ok=True)
-        start = {
-            "type": "start",
-            "t": 0.0,
-            "schema": 1,
-            "rank": rank,
-            "size": WORKERS,
-            "host": f"host-{rank}",
-            "device": "cpu",
-            "config": config,
+        start = {"schema": 1, "rank": rank, "size": WORKERS, "host": f"host-{rank}", "device": "cpu", "config": config}
+        times = {
+            "samples": [16] * EVERY,
+            "data_wait_s": [0.001] * EVERY,
+            "compute_s": [round(busy[rank] - 0.002, 5)] * EVERY,
+            "comm_s": [round(slowest - busy[rank] + 0.005, 5)] * EVERY,
+            "optimizer_s": [0.001] * EVERY,
         }
+        same = json.dumps(times)[1:]
         with path.open("w") as file:
-            file.write(json.dumps(start) + "\n")
-            for first in range(0, STEPS, EVERY):
-                t = (first + EVERY) * STEP_S
-                count = EVERY
-                steps = {
-                    "type": "steps",
-                    "t": t,
-                    "step": list(range(first, first + count)),
-                    "at": [round((first + n) * STEP_S, 4) for n in range(count)],
-                    "samples": [16] * count,
-                    "data_wait_s": [0.001] * count,
-                    "compute_s": [round(busy[rank] - 0.002, 5)] * count,
-                    "comm_s": [round(slowest - busy[rank] + 0.005, 5)] * count,
-                    "optimizer_s": [0.001] * count,
-                }
-                file.write(json.dumps(steps) + "\n")
+            file.write(json.dumps({"type": "start", "t": 0.0, **start}) + "\n")
+            for first in range(0, num_steps, EVERY):
+                opening = f'"t": {(first + EVERY) * STEP_S:.2f}, "step": '
+                at = [round((first + n) * STEP_S, 4) for n in range(EVERY)]
+                file.write(f'{{"type": "steps", {opening}{[*range(first, first + EVERY)]}, "at": {at}, {same}\n')
                 if rank < 2:
-                    window = {
-                        "type": "window",
-                        "t": t,
-                        "step": first + count - 1,
-                        "epoch": 0,
-                        "observation": {"samples": [16.0] * WORKERS, "busy_s": busy},
-                        "step_s": [slowest + 0.005] * WORKERS,
-                        "comm_s": [slowest - one + 0.005 for one in busy],
-                        "samples_per_s": 16 * WORKERS / (slowest + 0.005),
-                        "efficiency": 0.9,
-                    }
-                    file.write(json.dumps(window) + "\n")
-            file.write(json.dumps({"type": "end", "t": STEPS * STEP_S, "step": STEPS, "ok": True}) + "\n")
-    return folder
+                    file.write(f'{{"type": "window", {opening}{first + EVERY - 1}, {window}\n')
+            file.write(json.dumps({"type": "end", "t": num_steps * STEP_S, "step": num_steps, "ok": True}) + "\n")
+    return sum(file.stat().st_size for file in (folder / "events").iterdir()) / 1e6
 
 
 def browser() -> list[str]:
@@ -134,8 +121,8 @@ def browser() -> list[str]:
 
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     with tempfile.TemporaryDirectory() as place:
-        folder = large(Path(place) / "large")
-        size = sum(file.stat().st_size for file in (folder / "events").iterdir()) / 1e6
+        folder = Path(place) / "large"
+        size = large(folder, STEPS)
         command = [sys.executable, "-m", "paceline.cli", "dashboard", "--port", "0", str(folder)]
         server = subprocess.Popen(
             command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -182,3 +169,24 @@ def browser() -> list[str]:
 def viewing() -> list[str]:
     """Both tables."""
     return [*events(), "", *browser()]
+
+
+def longest() -> list[str]:
+    """Ten gigabytes of events: how long a first look takes, and how much memory."""
+    lines = ["", "### Ten gigabytes of events", "", "| command | seconds | memory |", "|---|---|---|"]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "longest"
+        size = large(folder, LONGEST_STEPS)
+        out = str(Path(place) / "report.html")
+        for command in (["watch", "--once"], ["report", "-o", out], ["trace"]):
+            begun = time.perf_counter()
+            asked = [sys.executable, "-m", "paceline.cli", command[0], str(folder), *command[1:]]
+            with subprocess.Popen(asked, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+                _, status, used = os.wait4(process.pid, 0)
+                process.returncode = os.waitstatus_to_exitcode(status)
+            assert process.returncode == 0, command
+            lines.append(
+                f"| `paceline {command[0]}` | {time.perf_counter() - begun:.0f} | {used.ru_maxrss / 1e3:.0f} MB |"
+            )
+    lines[1] = f"### {WORKERS} workers, {LONGEST_STEPS} steps ({size / 1e3:.1f} GB of events)"
+    return lines

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.events import SCHEMA, EventLog, events_path
+from paceline.policies.balance import policy
+from paceline.types import Limits, Observation
 
 
 def start(rank, size, sync="allreduce", host="here", **more):
@@ -95,3 +97,33 @@ def write_run(
             log.write("end", step=num_steps, ok=True, dropped=0)
         log.close()
     return folder
+
+
+def simulate(folder: Path, fixed, slope, total, *, name="affine", num_windows=12, every=4, exchange=0.01):
+    """A run that never ran: workers of known lines, a real policy, and a clock that begins at 0; seconds it took, and its last split."""
+    size, now = len(fixed), [0.0]
+    logs = [EventLog(events_path(folder, rank), clock=lambda: now[0]) for rank in range(size)]
+    chosen, limits = policy(name), Limits.of(size)
+    state = chosen.init(size)
+    split = chosen.split(total, limits, state)
+    for rank, log in enumerate(logs):
+        log.write("start", **start(rank, size, host="simulated"))
+        log.write("plan", step=0, start=0, split=split, changed=True, reason="first plan", predicted_s=None, digest=1)
+    for number in range(num_windows):
+        first, at = number * every, now[0]
+        busy = [c + a * b for c, a, b in zip(fixed, slope, split, strict=True)]
+        now[0] += every * (max(busy) + exchange)
+        times, samples = tuple(busy), tuple(map(float, split))
+        seen = Observation(first + every - 1, 0, False, total, limits, samples, times, (0.0,) * size, times, times)
+        decision, state = chosen.update(seen, state)
+        for rank, log in enumerate(logs):
+            comm = max(busy) - busy[rank] + exchange
+            log.write("steps", **steps(first, every, split[rank], 0.0, busy[rank], comm, 0.0, at))
+            log.write("window", **window(first + every - 1, split, busy, exchange))
+            plan = {"split": decision.split, "changed": decision.split != split, "reason": decision.reason}
+            log.write("plan", step=first + every - 1, start=first + every, predicted_s=None, digest=1, **plan)
+        split = decision.split
+    for log in logs:
+        log.write("end", step=num_windows * every, ok=True, dropped=0)
+        log.close()
+    return now[0], split

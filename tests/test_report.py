@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 import paceline
 from paceline.cli import main
@@ -32,7 +33,7 @@ from paceline.report.trace import entries, first_step, write
 from paceline.runtime.track import scalars, sinks
 from tests import ranks
 from tests.nets import mlp, points
-from tests.runs import start, steps, write_run
+from tests.runs import simulate, start, steps, write_run
 
 
 def told(folder):
@@ -231,8 +232,6 @@ def test_charts_hold_the_numbers_of_the_events(tmp_path):
 
 
 def test_the_screen_fits_narrow_and_many(tmp_path):
-    from rich.console import Console
-
     run = told(write_run(tmp_path, [8] * 30, [0.1 + 0.01 * n for n in range(30)], num_steps=8))
     for width, height in ((40, 20), (200, 60)):
         console = Console(width=width, color_system=None, force_terminal=False)
@@ -498,6 +497,26 @@ def test_a_run_read_in_pieces_is_the_run(tmp_path_factory, budgets, newest):
     assert [one.steps.means(2) for one in pieces.workers.values()] == [
         one.steps.means(2) for one in whole.workers.values()
     ]
+
+
+def test_a_simulated_run_is_seen_like_any_other(tmp_path):
+    seconds, split = simulate(tmp_path / "sim", fixed=[0.02, 0.02], slope=[0.004, 0.001], total=64)
+    run = told(tmp_path / "sim")
+    found = figures(run)
+    assert found["status"] == "ended"
+    assert found["seconds"] == pytest.approx(seconds)
+    assert found["split"] == list(split) == [13, 51]  # 0.02 + 0.004 * 12.8 = 0.02 + 0.001 * 51.2
+    assert found["advice"] == []
+    assert run.windows.means(1)[-1] > run.windows.means(1)[0]
+    first = [one for one in entries(run) if one["ph"] == "X" and one["args"]["step"] == 0]
+    assert [one["ts"] for one in first if one["name"] == "compute"] == [0.0, 0.0]
+    console = Console(width=90, color_system=None)
+    with console.capture() as capture:
+        console.print(frame(run, 90))
+    assert "gains" in capture.get()
+    chart = {one["id"]: one for one in charts(run, found)}["split"]
+    assert [line["y"][-1] for line in chart["lines"]] == [13, 51]
+    assert run.name in page([run])
 
 
 def test_a_trace_of_some_steps(tmp_path, capsys):
