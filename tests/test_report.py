@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
+import select
+import signal
 import subprocess
 import sys
+import tarfile
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -499,6 +505,21 @@ def test_a_run_read_in_pieces_is_the_run(tmp_path_factory, budgets, newest):
     ]
 
 
+def test_advice_comes_true(tmp_path):
+    """What a report of equal shares promises of `affine`, and what `affine` took, in a shipped record."""
+    record = Path(__file__).parent.parent / "benchmarks" / "records" / "2026-11-unlike" / "raw.tar.gz"
+    with tarfile.open(record) as archive:
+        wanted = [one for one in archive if re.search(r"/(equal|affine)/seed-1/events/", one.name)]
+        archive.extractall(tmp_path, wanted, filter="data")
+    place = tmp_path / "cnn-fashion@four-unlike"
+    before, after = (figures(told(place / name / "seed-1")) for name in ("equal", "affine"))
+    (said,) = before["advice"]
+    assert re.fullmatch(r"worker 3 is idle \d+% of each step: balance='affine' would save about (\d+)%", said)
+    promised = int(re.findall(r"(\d+)%", said)[-1]) / 100
+    assert 1 - after["step_s"] / before["step_s"] == pytest.approx(promised, abs=0.03)
+    assert after["advice"] == []
+
+
 def test_a_simulated_run_is_seen_like_any_other(tmp_path):
     seconds, split = simulate(tmp_path / "sim", fixed=[0.02, 0.02], slope=[0.004, 0.001], total=64)
     run = told(tmp_path / "sim")
@@ -517,6 +538,45 @@ def test_a_simulated_run_is_seen_like_any_other(tmp_path):
     chart = {one["id"]: one for one in charts(run, found)}["split"]
     assert [line["y"][-1] for line in chart["lines"]] == [13, 51]
     assert run.name in page([run])
+
+
+def until(descriptor, wanted, seen=b"", timeout_s=60):
+    """What a terminal shows up to the moment it shows `wanted`."""
+    while wanted not in seen:
+        if not select.select([descriptor], [], [], timeout_s)[0]:
+            raise AssertionError(f"no {wanted!r} in {seen!r}")
+        seen += os.read(descriptor, 2**16)
+    return seen
+
+
+@pytest.mark.parametrize("ended_by", ["run", "interrupt"])
+def test_watch_in_a_terminal(tmp_path, ended_by):
+    run_dir = write_run(tmp_path / "run", [8, 8], [0.1, 0.2], ends=False)
+    screen, terminal = pty.openpty()
+    command = [sys.executable, "-m", "paceline.cli", "watch", "--every", "0.1", str(run_dir)]
+    env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "90", "LINES": "30"}
+    with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=env) as watching:
+        os.close(terminal)
+        first = until(screen, b"optimizer")
+        assert b"running" in first
+        assert b"\x1b[?25l" in first  # the cursor is hidden
+        logs = [EventLog(events_path(run_dir, rank)) for rank in range(2)]
+        for log in logs:
+            log.write("steps", **steps(40, 4, 8, 0.002, 0.1, 0.1, 0.001, 1010.0))
+            log.flush()
+        until(screen, b"step 43")
+        if ended_by == "run":
+            for log in logs:
+                log.write("end", step=44, ok=True, dropped=0)
+        else:
+            watching.send_signal(signal.SIGINT)
+        for log in logs:
+            log.close()
+        last = until(screen, b"\x1b[?25h")  # and is back
+        assert (b"ended" in last) == (ended_by == "run")
+        assert b"Traceback" not in last
+        assert watching.wait(30) == 0
+    os.close(screen)
 
 
 def test_a_trace_of_some_steps(tmp_path, capsys):

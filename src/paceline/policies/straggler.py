@@ -39,7 +39,7 @@ class Behind:
 
     Args:
         worker: its number; -1 is the exchange between all.
-        since: the step its first slow window ended at.
+        since: the step its first slow window began with.
         phase: `data`, `compute`, `optimizer` or `exchange`.
         ratio: its time over what was to be expected.
         confidence: at least this sure that it is not noise, whatever the noise is like: z^2 / (1 + z^2) for z usual errors (Cantelli).
@@ -65,7 +65,7 @@ class Past:
         error: mean squared relative error of the line.
         phases: seconds per sample and phase, a running mean.
         count: windows in which each was slow, since it was last as expected.
-        since: the step of the first of them.
+        since: the step the first of them began with.
         score: the least of their errors, in usual ones.
         seen: windows in its past.
     """
@@ -126,7 +126,7 @@ class Watch:
         """Take in a window.
 
         Args:
-            step: its last step.
+            step: its first step.
             samples: the batch of every worker; 0 where it told nothing.
             busy_s: the typical time it took.
             noise_s: standard error of that time.

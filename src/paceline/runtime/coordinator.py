@@ -238,7 +238,7 @@ class Coordinator:
             return
         phases = _medians(times[:, :, [1, 2, 4]])
         found, self._past = self._watch.update(
-            seen.step,
+            seen.step - seen.num_steps + 1,
             np.array(seen.samples),
             np.array(seen.busy_s),
             np.array(seen.noise_s),
