@@ -94,6 +94,33 @@ def test_affine_follows_a_worker_that_slows_threefold():
     assert max(slowed.times(split)) <= 1.05 * best
 
 
+def settled(chosen, machines, total, limits, windows=8):
+    """What a policy knows, and its split, after some windows."""
+    state = chosen.init(len(machines.fixed))
+    split = chosen.split(total, limits, state)
+    for step in range(windows):
+        decision, state = chosen.update(seen(split, machines.times(split), limits, step), state)
+        split = decision.split
+    return state, split
+
+
+@pytest.mark.parametrize("extra", [0.02, 0.06, 0.2])
+@pytest.mark.parametrize("who", [(0,), (0, 2)])
+def test_affine_does_not_go_too_far_when_a_disturbance_ends(extra, who):
+    """A fixed cost that vanishes leaves one point: it must not be read as a worker for whom samples cost nothing."""
+    limits, chosen = Limits.of(4), policy("affine")
+    machines = Machines((0.012,) * 4, (0.002,) * 4)
+    disturbed = Machines(tuple(0.012 + extra * (rank in who) for rank in range(4)), (0.002,) * 4)
+    state, split = settled(chosen, disturbed, 128, limits)
+    best = 0.012 + 0.002 * 32
+    before = max(machines.times(split))
+    for step in range(8, 11):
+        decision, state = chosen.update(seen(split, machines.times(split), limits, step), state)
+        split = decision.split
+        assert max(machines.times(split)) <= before, split
+    assert max(machines.times(split)) <= 1.05 * best
+
+
 def test_noise_alone_moves_nothing_much_on_equal_workers():
     generator = random.Random(5)
     limits, chosen = Limits.of(4), policy("affine")

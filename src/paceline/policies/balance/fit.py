@@ -10,7 +10,9 @@ constraints are physical, fixed >= 0 and slope > 0. Three situations need more t
   against the measured noise:  slope = (S_bt + k * old) / (S_bb + k),  k = noise^2 / (prior_width * old)^2.
   With no noise k = 0 and this is plain least squares.
 * A point that no line through the recent ones explains (beyond `jump` and four times the noise): the worker
-  changed. Its fixed cost is kept, the slope refitted from the new point alone, older points dropped.
+  changed, and older points are dropped. One point does not tell whether its fixed cost or its slope did; plans
+  should rather move too little than too far. Slower: the fixed cost is kept and the slope refitted. Faster: the
+  slope is kept, and the fixed cost gives way first. Either way the next point settles it.
 """
 
 from __future__ import annotations
@@ -91,7 +93,8 @@ class Fit:
         error = np.abs(t - (c + a * b))
         jumped = known & (error > np.maximum(self.jump * t, 4 * new_noise))
         restart = ~known | jumped
-        c = np.where(restart, np.minimum(fixed, STEEPEST_FIXED_SHARE * t), c)
+        kept_s = np.where(known, np.clip(t - slope * b, 0.0, fixed), fixed)
+        c = np.where(restart, np.minimum(kept_s, STEEPEST_FIXED_SHARE * t), c)
         a = np.where(restart, (t - c) / b, a)
 
         def pick(fresh: Floats | float, updated: Floats, old: Floats) -> Floats:
