@@ -37,9 +37,12 @@ def window(step, split, busy, exchange=0.01):
             "samples": list(map(float, split)),
             "busy_s": busy,
             "noise_s": [0.0] * len(split),
+            "num_steps": 4,
         },
         "step_s": [slowest + exchange] * len(split),
         "comm_s": comm,
+        "exchange_s": exchange,
+        "waiting_s": [slowest - one for one in busy],
         "samples_per_s": rate,
         "efficiency": rate / able,
     }

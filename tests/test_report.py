@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import tarfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from paceline.cli import main
 from paceline.config import Settings
 from paceline.errors import ConfigError
 from paceline.events import SCHEMA, EventLog, events_path, parts, read
+from paceline.policies.balance.window import observe
 from paceline.report.charts import charts
 from paceline.report.follow import Follower, newest, workers
 from paceline.report.live import frame, recent
@@ -36,10 +39,12 @@ from paceline.report.series import Series
 from paceline.report.steps import places, spans
 from paceline.report.summary import figures, markdown
 from paceline.report.trace import entries, first_step, write
+from paceline.runtime.coordinator import told_of
 from paceline.runtime.track import scalars, sinks
+from paceline.types import Limits
 from tests import ranks
 from tests.nets import mlp, points
-from tests.runs import simulate, start, steps, write_run
+from tests.runs import simulate, start, steps, window, write_run
 
 
 def told(folder):
@@ -428,19 +433,19 @@ def test_files_in_parts_are_one_run(tmp_path):
     assert run.status() == "ended"
     assert [worker.starts for worker in run.workers.values()] == [1, 1]
     assert run.num_rounds == 150
-    assert run.round_bytes == 1500
+    assert run.round_bytes == 3000  # what each has sent
 
 
 def test_a_closer_look_begins_where_the_step_is(tmp_path):
     run = told(write_run(tmp_path, [8, 8], [0.1, 0.2], num_steps=20_000, every=20))
     assert all(len(worker.follower.index) >= 2 for worker in run.workers.values())
-    look = places(run, 15_003)
+    look = places(run, 15_003, 15_007)
     assert all(offset > 2**20 for _, offset in look.begins.values())
     chart = spans(look, 15_003, 15_007)
     for line in chart["lines"]:
         assert line["steps"] == [15_003, 15_004, 15_005, 15_006, 15_007] * 2
     assert chart["lines"][1]["x"] == pytest.approx([97.0] * 5 + [197.0] * 5)
-    assert spans(places(run, 0), 0, 19_999) is None
+    assert spans(places(run, 0, 19_999), 0, 19_999) is None
 
 
 def test_nothing_in_a_file_is_trusted(tmp_path):
@@ -478,7 +483,7 @@ def test_a_screen_reads_the_newest_of_a_long_run_and_every_decision(tmp_path):
         run.update()
     assert sum(file.stat().st_size for file in (run_dir / "events").iterdir()) > 3 * 2**20
     assert len(short.workers[0].steps) < len(whole.workers[0].steps) / 2
-    for name in ("decisions", "losses", "split", "last_step", "last_window", "damaged", "seconds", "size", "config"):
+    for name in ("decisions", "losses", "split", "last_step", "window", "damaged", "seconds", "size", "config"):
         assert getattr(short, name) == getattr(whole, name), name
     assert short.status() == whole.status() == "ended"
     assert [short.workers[rank].recent for rank in range(2)] == [whole.workers[rank].recent for rank in range(2)]
@@ -528,7 +533,7 @@ def test_a_simulated_run_is_seen_like_any_other(tmp_path):
     assert found["seconds"] == pytest.approx(seconds)
     assert found["split"] == list(split) == [13, 51]  # 0.02 + 0.004 * 12.8 = 0.02 + 0.001 * 51.2
     assert found["advice"] == []
-    assert run.windows.means(1)[-1] > run.windows.means(1)[0]
+    assert run.windows.means(1)[-1] < run.windows.means(1)[0]  # a step takes less
     first = [one for one in entries(run) if one["ph"] == "X" and one["args"]["step"] == 0]
     assert [one["ts"] for one in first if one["name"] == "compute"] == [0.0, 0.0]
     console = Console(width=90, color_system=None)
@@ -600,3 +605,188 @@ def test_a_trace_of_some_steps(tmp_path, capsys):
         with pytest.raises(SystemExit, match="2"):
             main(["trace", str(run_dir), "--steps", wrong])
         assert wrong in capsys.readouterr().err
+
+
+def attempt(folder, sizes, split, busy, first, count, number, *, ends=True, loss=None, **more):
+    """One more attempt of a run: some workers, from a step on."""
+    for rank in range(sizes):
+        log = EventLog(events_path(folder, rank), clock=lambda: 1000.0 * number, **more)
+        log.write("start", **start(rank, sizes, attempt=float(number), pid=10 * number + rank))
+        for step in range(first, first + count, 4):
+            comm = max(busy) - busy[rank] + 0.01
+            at = 1000.0 * number + step * (max(busy) + 0.01)
+            log.write("steps", **steps(step, 4, split[rank], 0.0, busy[rank], comm, 0.0, at))
+            log.write("window", **window(step + 3, split, busy))
+        if loss is not None:
+            log.write("loss", epoch=0, step=first + count, loss=loss, samples=10)
+        if ends:
+            log.write("end", step=first + count, ok=True, dropped=0)
+        log.close()
+
+
+def test_a_run_that_goes_on_with_more_workers_ends(tmp_path):
+    attempt(tmp_path, 2, [8, 8], [0.1, 0.2], 0, 40, 1)
+    attempt(tmp_path, 4, [4, 4, 4, 4], [0.1, 0.2, 0.3, 0.4], 40, 40, 2)
+    run = told(tmp_path)
+    assert run.status() == "ended"
+    found = figures(run)
+    assert found["num_workers"] == 4
+    assert found["steps"] == 80
+    assert found["split"] == [4, 4, 4, 4]
+    assert found["step_s"] == pytest.approx(0.41)
+    assert [one["idle_share"] for one in found["workers"]] == pytest.approx([0.3 / 0.41, 0.2 / 0.41, 0.1 / 0.41, 0.0])
+    lanes = {one["id"]: one for one in charts(run, found)}["lanes"]
+    assert all(value is not None for row in lanes["z"] for value in row)
+
+
+def test_what_was_done_again_replaces_what_was_lost(tmp_path):
+    attempt(tmp_path, 2, [8, 8], [0.1, 0.2], 0, 1000, 1, ends=False, loss=9.0)
+    attempt(tmp_path, 2, [4, 12], [0.05, 0.05], 200, 100, 2, loss=1.0)
+    run = told(tmp_path)
+    found = figures(run)
+    assert found["steps"] == 300
+    assert found["step_s"] == pytest.approx(0.06)  # not of the steps that were lost
+    assert found["samples_per_s"] == pytest.approx(16 / 0.06)
+    assert found["losses"] == [{"epoch": 0, "step": 300, "loss": 1.0}]
+    assert run.workers[0].steps.steps[-1] == 299
+    assert run.workers[0].steps.means(1)[0] == 0.0
+    assert run.workers[0].steps.means(2)[0] == pytest.approx(0.1)  # what was not done again stays
+    chart = spans(places(run, 196, 203), 196, 203)
+    compute = {line["name"]: line for line in chart["lines"]}["compute"]
+    assert compute["steps"] == list(range(196, 204)) * 2
+    assert compute["x"] == pytest.approx([100.0] * 4 + [50.0] * 4 + [200.0] * 4 + [50.0] * 4)
+
+
+def test_a_new_start_in_a_file_that_is_gone(tmp_path):
+    attempt(tmp_path, 3, [8, 8, 8], [0.1, 0.2, 0.2], 0, 40, 1, most_bytes=40_000)
+    attempt(tmp_path, 2, [8, 8], [0.1, 0.2], 40, 1200, 2, most_bytes=40_000)
+    files = [file for _, file in parts(events_path(tmp_path, 0))]
+    assert 'size": 3' in files[0].read_text()
+    files[1].unlink()
+    assert not any('"t": 2000.0' in file.read_text().splitlines()[1] for file in files[:1])
+    run = told(tmp_path)
+    assert run.size == 2
+    assert run.status() == "ended"
+    assert [run.workers[rank].attempt for rank in range(3)] == [2.0, 2.0, 1.0]
+
+
+def test_a_part_that_goes_before_it_was_read(tmp_path):
+    path = events_path(tmp_path, 0)
+    log = EventLog(path, most_bytes=40_000)
+    log.write("start", **start(0, 1))
+    log.flush()
+    run = Run(tmp_path, newest=2000)
+    run.update()
+    for step in range(0, 4000, 4):
+        log.write("steps", **steps(step, 4, 8, 0.0, 0.1, 0.0, 0.0, 1.0))
+        log.flush()
+        if step == 1200:
+            run.update(0.0)
+    log.close()
+    run.update()
+    assert run.read_share == 1.0
+    assert run.last_step == 3999
+
+
+def test_workers_that_take_turns_wait_and_do_not_exchange(tmp_path):
+    times = np.zeros((2, 4, 6))
+    times[:, :, 0] = 8
+    times[0, :, 2], times[1, :, 2] = [0.1, 0.15, 0.1, 0.15], [0.15, 0.1, 0.15, 0.1]
+    times[0, :, 3], times[1, :, 3] = [0.055, 0.005, 0.055, 0.005], [0.005, 0.055, 0.005, 0.055]
+    log = EventLog(events_path(tmp_path, 0))
+    log.write("start", **start(0, 2))
+    log.write(
+        "window", **told_of(times, observe(times, step=3, epoch=0, ends_epoch=False, total=16, limits=Limits.of(2)))
+    )
+    log.close()
+    found = figures(told(tmp_path))
+    assert found["exchange_s"] == pytest.approx(0.005)
+    assert [one["waiting_s"] for one in found["workers"]] == pytest.approx([0.025, 0.025])
+    assert found["samples_per_s"] == pytest.approx(16 / 0.155)
+
+
+def locally(folder):
+    with paceline.init(timeout_s=30, run_dir=folder, sync="local:h=4,settle=false", balance="equal") as pace:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        model = pace.wrap(model, optimizer)
+        for x, y in pace.loader(points(1024), 16):
+            F.cross_entropy(model(x), y).backward()
+            time.sleep(0.02 * pace.rank)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_waiting_for_replicas_is_waiting(tmp_path):
+    """The fast worker waits at the end of every round; that it does so in none of its steps' sums is no reason to deny it."""
+    begun = time.monotonic()
+    ranks.run(2, locally, tmp_path, timeout_s=60)
+    passed = time.monotonic() - begun
+    found = figures(told(tmp_path))
+    assert found["policies"]["sync"] == "local"
+    assert found["workers"][0]["idle_share"] > 0.5 > found["workers"][1]["idle_share"]
+    assert "worker 0 waits" in " ".join(found["words"])
+    assert found["samples_per_s"] > 1024 / passed
+    assert found["samples_per_s"] < 16 / 0.02
+
+
+def test_a_line_that_makes_no_sense_hides_nothing(tmp_path):
+    run_dir = write_run(tmp_path / "run", [8, 8], [0.1, 0.2], ends=False)
+    good = told(run_dir)
+    lines = events_path(run_dir, 0).read_text().splitlines()
+    bad = [
+        {"type": "window", "t": 1.0, **window(10**11, [8, 8], [0.1, 0.2])},
+        {"type": "window", "t": 1.0, **window(39, [8] * 5, [0.1] * 5)},
+        {"type": "window", "t": 1.0, **window(38, [8, 8], [0.1, 0.2]), "samples_per_s": "x"},
+        {"type": "window", "t": 1.0, **window(38, [8, 8], [0.1, 0.2]), "observation": {}},
+        {"type": "note", "t": float("inf"), "text": "never"},
+        {"type": "loss", "t": 1.0, "epoch": 1, "step": float("inf"), "loss": 1.0, "samples": 1},
+    ]
+    silent = [{"type": "window", "t": 1.0, **window(39, [8, 8], [0.1, 0.2]), "samples_per_s": None}]
+    text = "\n".join([*lines[:3], *map(json.dumps, bad), *lines[3:], *map(json.dumps, silent)]) + "\n"
+    events_path(run_dir, 0).write_text(text)
+    run = told(run_dir)
+    assert run.damaged == len(bad)
+    assert {**figures(run), "damaged_lines": 0, "words": []} == {**figures(good), "words": []}
+    events_path(run_dir, 1).unlink()
+    Console(width=80).print(frame(told(run_dir), 80))
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_any_terminal_shows_it(tmp_path, encoding):
+    run_dir = write_run(tmp_path / "run", [8, 8], [0.1, 0.2], ends=False)
+    log = EventLog(events_path(run_dir, 0))
+    log.write("note", text="a \ud800 lone half, and ä")
+    log.close()
+    env = {**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "90"}
+    command = [sys.executable, "-m", "paceline.cli"]
+    for more in (["watch", "--once", str(run_dir)], ["report", str(run_dir), "--format", "md"]):
+        done = subprocess.run([*command, *more], env=env, capture_output=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+    shown = subprocess.run(
+        [*command, "watch", "--once", str(run_dir)], env=env, capture_output=True, timeout=60, check=True
+    )
+    assert ("█" in shown.stdout.decode(encoding)) == (encoding == "utf-8")
+    assert b"\x1b" not in shown.stdout
+
+
+def test_what_stands_in_the_way_is_said(tmp_path, capsys, monkeypatch):
+    run_dir = write_run(tmp_path / "run", [8, 8], [0.1, 0.2])
+    (run_dir / "events" / "worker-0002.jsonl").mkdir()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        read_it = pool.submit(pipe.read_text)
+        main(["report", str(run_dir), "--format", "md", "-o", str(pipe)])
+        assert "2 workers" in read_it.result(30)
+    assert pipe.is_fifo()
+    monkeypatch.setattr("paceline.cli.report.read_runs", interrupt)
+    with pytest.raises(SystemExit, match="130"):
+        main(["report", str(run_dir)])
+    said = capsys.readouterr().err
+    assert "interrupted" in said
+    assert "workers" not in said.split("interrupted")[1]
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt

@@ -134,6 +134,10 @@ class Settings:
         """The batch policy itself."""
         return batch_policy(self.batch) if isinstance(self.batch, str) else self.batch
 
+    def policies(self) -> dict[str, str]:
+        """The names of the policies, whether given by name or as objects."""
+        return {"balance": self.policy.name, "sync": self.sync_policy.name, "batch": self.batch_policy.name}
+
     def plain(self) -> dict[str, Any]:
         """As JSON values, for the event log and the handshake."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}

@@ -73,3 +73,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
     near = difflib.get_close_matches(name, names, n=1)
     hint = f": did you mean {near[0]!r}?" if near else "."
     return ConfigError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}")
+
+
+class Stopped(KeyboardInterrupt):
+    """The user interrupted, and the workers that were running are gone."""

@@ -7,11 +7,11 @@ are kept.
 
 | type | when | fields |
 |---|---|---|
-| `start` | once, first | `schema`, `rank`, `size`, `host`, `pid`, `device`, `backend`, `versions`, `config`, `sources` |
+| `start` | first, and again at a resume | `schema`, `rank`, `size`, `attempt` (alike on all workers, later is greater), `policies` (names), `host`, `pid`, `device`, `backend`, `versions`, `config`, `sources` |
 | `data` | a loader is made | `length`, `fingerprint`, `batch_size`, `steps_per_epoch`, `horizon`, `limits` |
 | `plan` | every decision | `step` (decided at), `start` (holds from), `split`, `changed`, `reason`, `predicted_s`, `digest` |
-| `window` | times were gathered | `step`, `epoch`, `observation`; per worker: `step_s`, `comm_s`; `samples_per_s`, `efficiency` |
-| `steps` | with each window | own steps: `step`, `at` (when the loop asked for the batch), `samples`, `data_wait_s`, `compute_s`, `comm_s`, `optimizer_s` (lists) |
+| `window` | times were gathered | `step`, `epoch`, `observation`; per worker: `step_s`, `comm_s`, `waiting_s`; `exchange_s`, `samples_per_s`, `efficiency` |
+| `steps` | with each window | own steps: `step`, `at` (when the loop asked for the batch), `samples`, `data_wait_s`, `compute_s`, `comm_s`, `optimizer_s`, `round_s` (waiting for other replicas after the step) (lists) |
 | `topology` | once, after `start` | `names` of nodes, `members` of each |
 | `shards` | owned shards are cut anew | `step`, `epoch`, `moved` samples, `fewest` there could be, `sizes`, `reason` |
 | `dissimilarity` | asked for | `step`, `zeta2`, `square`, `ratio` |
@@ -39,6 +39,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -104,7 +105,8 @@ class EventLog:
         self._queue: queue.Queue[dict[str, Any] | threading.Event | None] = queue.Queue(_WAITING)
         self._file: TextIO | None = None
         self._head: dict[str, str] = {}
-        self._part = self._size = self._told = 0
+        self._part = self._size = self._told = self._failed = 0
+        self._why = ""
         self._thread: threading.Thread | None = None
         if path is not None:
             self._part = max((number for number, _ in parts(path)), default=0)
@@ -169,28 +171,43 @@ class EventLog:
                 break
             asked = event if isinstance(event, threading.Event) else None
             if not isinstance(event, threading.Event):
-                self._guarded(self._take, event)
+                self._keep(event)
             if self._file is not None and (asked or self._queue.empty()):
-                self._guarded(self._file.flush)
-            if self.dropped > self._told and self._queue.empty():
-                self._told, text = (
-                    self.dropped,
-                    f"{self.dropped} events were dropped: they came faster than they could be kept",
-                )
-                self._guarded(self._take, {"type": "note", "t": self._clock(), "text": text})
+                with suppress(Exception):  # what it could not write, it keeps and tries again
+                    self._file.flush()
+            if self._queue.empty():
+                self._admit()
             if asked:
                 asked.set()
         for teller in self._sinks:
             teller.close()
+            if teller.lost:
+                self._say(f"{teller.name} was not told of {teller.lost} events: it is too slow")
         if self._file is not None:
-            self._guarded(self._file.close)
+            with suppress(Exception):
+                self._file.close()
 
-    def _guarded(self, act: Callable[..., Any], *given: Any) -> None:
+    def _keep(self, event: dict[str, Any]) -> None:
         """Neither a full disk nor an event that cannot be written is a reason to end a run, or this thread."""
         try:
-            act(*given)
-        except Exception:
+            self._take(event)
+        except Exception as error:
             self.dropped += 1
+            self._failed += 1
+            self._why = f"{type(error).__name__}: {error}"
+
+    def _admit(self) -> None:
+        """Say what was dropped, and why."""
+        if self.dropped > self._told:
+            fast = self.dropped - self._failed
+            said = [f"{fast} came faster than they could be kept"] if fast else []
+            said += [f"{self._failed} could not be written ({self._why})"] if self._failed else []
+            self._told = self.dropped
+            self._say(f"{self.dropped} events were dropped: {', '.join(said)}")
+
+    def _say(self, text: str) -> None:
+        with suppress(Exception):
+            self._take({"type": "note", "t": self._clock(), "text": text})
 
     def _take(self, event: dict[str, Any]) -> None:
         plain = _finite(to_plain_fields(event))
@@ -221,6 +238,8 @@ class EventLog:
         """Go on in the next file; in the old one, where the next cannot be made."""
         assert self._file is not None
         assert self.path is not None
+        with suppress(Exception):
+            self._file.flush()  # whoever reads on in the next file has seen all of this one
         try:
             following = part_path(self.path, self._part + 1).open("a", encoding="utf-8")
         except OSError:
@@ -229,7 +248,8 @@ class EventLog:
         old, self._file = self._file, following
         self._part += 1
         self._size = sum(following.write(self._head[name]) for name in HEAD if name in self._head)
-        self._guarded(old.close)
+        with suppress(Exception):
+            old.close()
         for number, path in parts(self.path):
             if 0 < number <= self._part - (_KEPT - 1):
                 path.unlink(missing_ok=True)
@@ -239,7 +259,8 @@ class _Teller:
     """Tells somebody else of events, on a thread of its own: theirs is no pace to depend on."""
 
     def __init__(self, sink: Callable[[dict[str, Any]], None], log: EventLog) -> None:
-        self._sink, self._log = sink, log
+        self._sink, self._log, self.lost = sink, log, 0
+        self.name = getattr(sink, "__name__", type(sink).__name__)
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(_WAITING)
         self._thread = threading.Thread(target=self._work, name="paceline-sink", daemon=True)
         self._thread.start()
@@ -249,7 +270,7 @@ class _Teller:
         try:
             self._queue.put_nowait(event)
         except queue.Full:
-            pass  # they are slow: their loss, the file has it
+            self.lost += 1  # they are slow; the file has it
 
     def close(self) -> None:
         """Let it finish, for a while."""
@@ -268,8 +289,7 @@ class _Teller:
                 self._sink(event)
             except Exception as error:  # somebody else's code: it is left alone from now on
                 failed = True
-                name = getattr(self._sink, "__name__", type(self._sink).__name__)
-                self._log.write("note", text=f"{name} is told no more: {type(error).__name__}: {error}")
+                self._log.write("note", text=f"{self.name} is told no more: {type(error).__name__}: {error}")
 
 
 def to_plain_fields(fields: dict[str, Any]) -> dict[str, Any]:

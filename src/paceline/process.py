@@ -44,9 +44,10 @@ def end(pids: set[int], patience_s: float = 5.0) -> None:
         for pid in waiting:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
-        while waiting and (number == signal.SIGKILL or time.monotonic() < deadline):
+        while waiting and time.monotonic() < deadline:
             waiting -= {pid for pid in waiting if _gone(pid)}
             time.sleep(0.02)
+        deadline = time.monotonic() + patience_s  # even a killed one may hang in a device; nobody waits for it for ever
 
 
 def _gone(pid: int) -> bool:

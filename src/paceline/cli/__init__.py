@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from importlib import import_module
@@ -55,7 +56,7 @@ def _terminated(*_: Any) -> None:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; errors end in one clear line and a telling exit code."""
-    from paceline.errors import LaunchError, PacelineError
+    from paceline.errors import LaunchError, PacelineError, Stopped
 
     signal.signal(signal.SIGTERM, _terminated)
     try:
@@ -63,12 +64,20 @@ def main(arguments: list[str] | None = None) -> Any:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("\npaceline: interrupted; the workers have been stopped", err=True)
+    except (click.Abort, KeyboardInterrupt) as error:
+        stopped = Stopped in (type(error), type(error.__cause__), type(error.__context__))
+        click.echo("\npaceline: interrupted" + ("; the workers have been stopped" if stopped else ""), err=True)
         sys.exit(130)
     except LaunchError as error:
         click.echo(str(error), err=True)
         sys.exit(error.exit_code)
     except PacelineError as error:
         click.echo(f"paceline: error: {error}", err=True)
+        sys.exit(2)
+    except BrokenPipeError:  # whoever read our output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere, without a complaint
+        sys.exit(1)
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        click.echo(f"paceline: error: cannot use{where} ({error.strerror or error})", err=True)
         sys.exit(2)

@@ -80,10 +80,13 @@ def run_status(run_dir: Path) -> Callable[[], str]:
         window, plan = last.get("window"), last.get("plan")
         if window is None or plan is None:
             return ""
-        efficiency = window.get("efficiency")
-        share = f" · {efficiency:.0%} of the workers' own rates" if isinstance(efficiency, float) else ""
-        split = " ".join(map(str, plan["split"])) if isinstance(plan["split"], list) else ""
-        return f"step {window['step']} · {window['samples_per_s']:.0f} samples/s{share} · split {split}"
+        try:
+            efficiency = window.get("efficiency")
+            share = f" · {efficiency:.0%} of the workers' own rates" if efficiency is not None else ""
+            split = " ".join(map(str, plan["split"]))
+            return f"step {window['step']} · {window['samples_per_s']:.0f} samples/s{share} · split {split}"
+        except (KeyError, TypeError, ValueError):
+            return ""  # damaged: no reason to stop what the workers print
 
     return line
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -33,8 +34,9 @@ def command(run_dir: str | None, out: str | None, tensorboard: str | None, steps
             raise ConfigError(f"{folder} has no events")
         tell, count = to_tensorboard(tensorboard), 0
         for event in Follower(files[min(files)]).new():
-            tell(event)
-            count += 1
+            with suppress(KeyError, TypeError, ValueError, IndexError):  # a damaged line
+                tell(event)
+                count += 1
         tell({"type": "end", "t": 0.0})
         say(f"scalars of {count} events in {tensorboard}; tensorboard --logdir {tensorboard} shows them")
         return
@@ -48,6 +50,10 @@ def command(run_dir: str | None, out: str | None, tensorboard: str | None, steps
     path = Path(out) if out else run.folder / "trace.json"
     count = write(run, path, first, last)
     apart = max((abs(value) for value in run.offsets().values()), default=0.0)
+    if unknown := run.clocks_unknown:
+        say(
+            f"clocks of workers {', '.join(map(str, unknown))} could not be compared: they share no moment with the first"
+        )
     if first and not chosen:
         say(f"only the newest steps, from {first} on, as a viewer opens no more; --steps FIRST:LAST chooses others")
     say(

@@ -47,18 +47,19 @@ def _follow(run: Run, console: Console, once: bool, every_s: float) -> None:
 
     from paceline.report.live import frame
 
+    plain = not console.encoding.lower().startswith("utf")
     if once:
         run.update()
-        console.print(frame(run, console.width))
+        console.print(frame(run, console.width, plain=plain))
         return
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
     with live or nullcontext():
         while True:
             behind = run.update(every_s) and run.read_share < _READ
             if live is not None:
-                live.update(frame(run, console.width, console.height), refresh=True)
+                live.update(frame(run, console.width, console.height, plain=plain), refresh=True)
             elif not behind:  # a pipe: a frame now and then, one below the other
-                console.print(frame(run, console.width))
+                console.print(frame(run, console.width, plain=plain))
             if behind:
                 continue
             if run.status() in _OVER:

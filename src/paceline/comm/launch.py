@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ConfigError, LaunchError
+from paceline.errors import ConfigError, LaunchError, Stopped
 from paceline.process import children, end
 
 TRACEBACK = "Traceback (most recent call last):"
@@ -89,7 +89,7 @@ def launch(job: Job, screen: Screen) -> None:
 
     Raises:
         LaunchError: a worker failed; carries its exit code, its traceback is in the message.
-        KeyboardInterrupt: the user interrupted; the workers are gone.
+        Stopped: the user interrupted; the workers are gone.
     """
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -117,7 +117,7 @@ def launch(job: Job, screen: Screen) -> None:
         end(children() - others)  # torchrun forgets workers when it is interrupted while it starts them
         code = getattr(error, "sigval", signal.SIGINT)
         if code in (signal.SIGINT, 2):
-            raise KeyboardInterrupt from None
+            raise Stopped from None
         raise LaunchError(f"stopped by signal {int(code)}", 128 + int(code)) from None
     finally:
         tail.stop()

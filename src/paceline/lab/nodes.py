@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.comm.launch import Job, Screen, launch
-from paceline.errors import LaunchError
+from paceline.errors import LaunchError, Stopped
 from paceline.lab.cluster import Cluster
 from paceline.lab.netns import Network
 from paceline.process import LAUNCHER, die_with_launcher
@@ -39,7 +39,7 @@ def launch_nodes(
 
     Raises:
         LaunchError: a worker failed.
-        KeyboardInterrupt: the user interrupted; the workers are gone.
+        Stopped: the user interrupted; the workers are gone.
     """
     log_dir.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **env, "GLOO_SOCKET_IFNAME": "eth0", LAUNCHER: str(os.getpid())}
@@ -71,6 +71,8 @@ def launch_nodes(
             screen.tick()
             time.sleep(0.1)
         _raise_first(cluster, started, errors)
+    except KeyboardInterrupt:
+        raise Stopped from None
     finally:
         _end(started)
         if reader is not None:

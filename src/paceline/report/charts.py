@@ -30,15 +30,19 @@ def thinned(series: Series, column: int, points: int = POINTS) -> tuple[list[int
 
 def charts(run: Run, found: dict[str, Any]) -> list[dict[str, Any]]:
     """All charts of a run, with its figures, that have something to show."""
+    if run.problem:
+        return []
     made = [
         _speed(run),
         _lanes(run),
         _phases(found),
         _step_time(run),
+        _efficiency(run),
         _splits(run),
         _batch(run),
         _losses(run),
         _rounds(run),
+        _bytes(run),
         _drift(run),
         _zeta(run),
     ]
@@ -63,11 +67,38 @@ def _curves(
     }
 
 
+def _rates(run: Run) -> tuple[list[int], list[float | None], list[float | None], list[float | None]]:
+    """Steps; samples/s; what the workers make by themselves; seconds a step takes."""
+    steps, batch = thinned(run.windows, 0)
+    took, able = thinned(run.windows, 1)[1], thinned(run.windows, 2)[1]
+    return steps, _over(batch, took), _over(able, took), took
+
+
+def _over(parts: list[float | None], wholes: list[float | None]) -> list[float | None]:
+    return [None if a is None or not b else a / b for a, b in zip(parts, wholes, strict=True)]
+
+
+def _efficiency(run: Run) -> dict[str, Any] | None:
+    if not len(run.windows):
+        return None
+    steps, rate, able, _ = _rates(run)
+    share = [None if one is None else 100 * one for one in _over(rate, able)]
+    last = next((value for value in reversed(share) if value is not None), None)
+    if last is None:
+        return None
+    return _curves(
+        "efficiency",
+        "Efficiency: share of what the workers make by themselves",
+        f"Per cent over steps; {last:.0f} at the end.",
+        "%",
+        [_line("share of the limit", steps, share)],
+    )
+
+
 def _speed(run: Run) -> dict[str, Any] | None:
     if not len(run.windows):
         return None
-    steps, rate = thinned(run.windows, 0)
-    _, able = thinned(run.windows, 3)
+    steps, rate, able, _ = _rates(run)
     last = next((value for value in reversed(rate) if value is not None), 0.0)
     return _curves(
         "speed",
@@ -84,12 +115,10 @@ def _lanes(run: Run) -> dict[str, Any] | None:
         return None
     steps: list[int] = []
     rows = []
-    took = dict(zip(*thinned(run.windows, 2), strict=True))
-    for rank in range(run.size):
-        if rank >= run.waits.columns:
-            continue
+    took = thinned(run.waits, run.waits.columns - 1)[1]
+    for rank in range(run.waits.columns - 1):
         steps, waits = thinned(run.waits, rank)
-        rows.append([_share(wait, took.get(step)) for step, wait in zip(steps, waits, strict=True)])
+        rows.append([None if one is None else 100 * one for one in _over(waits, took)])
     means = [_mean(row) for row in rows]
     most = max(range(len(means)), key=lambda rank: means[rank] or 0.0)
     return {
@@ -129,13 +158,9 @@ def _phases(found: dict[str, Any]) -> dict[str, Any] | None:
 def _step_time(run: Run) -> dict[str, Any] | None:
     if not len(run.windows):
         return None
-    steps, took = thinned(run.windows, 2)
-    _, rate = thinned(run.windows, 0)
-    _, able = thinned(run.windows, 3)
-    best = [
-        None if None in (a, b, c) or not b else a * c / b  # type: ignore[operator]
-        for a, b, c in zip(took, able, rate, strict=True)
-    ]
+    steps, batch = thinned(run.windows, 0)
+    took = thinned(run.windows, 1)[1]
+    best = _over(batch, _rates(run)[2])
     return _curves(
         "step-time",
         "Time of a step against the optimum",
@@ -188,7 +213,7 @@ def _batch(run: Run) -> dict[str, Any] | None:
 
 
 def _losses(run: Run) -> dict[str, Any] | None:
-    found = [(epoch, total / count) for epoch, (total, count, _) in sorted(run.losses.items()) if count]
+    found = [(epoch, total / count) for epoch, (total, count, *_) in sorted(run.losses.items()) if count]
     if not found:
         return None
     group = -(-len(found) // POINTS)
@@ -211,14 +236,27 @@ def _rounds(run: Run) -> dict[str, Any] | None:
     return _curves(
         "rounds",
         "Exchanges of replicas: how long, and how long they were waited for",
-        f"{run.num_rounds} exchanges, {run.round_bytes / 1e6:.1f} MB in all.",
+        f"{run.num_rounds} exchanges.",
         "ms",
         [_line("transfer", steps, _ms(transfer)), _line("waited", steps, _ms(waited))],
     )
 
 
+def _bytes(run: Run) -> dict[str, Any] | None:
+    if not run.round_bytes:
+        return None
+    steps, sent = thinned(run.sent, 0)
+    return _curves(
+        "bytes",
+        "Bytes that a worker sends to other nodes in an exchange",
+        f"Megabytes, mean over workers; {run.round_bytes / 1e6:.1f} MB in all.",
+        "MB",
+        [_line("sent", steps, [None if one is None else one / 1e6 for one in sent])],
+    )
+
+
 def _drift(run: Run) -> dict[str, Any] | None:
-    steps, drift = thinned(run.rounds, 3)
+    steps, drift = thinned(run.rounds, 2)
     if not any(value is not None for value in drift):
         return None
     return _curves(
@@ -245,10 +283,6 @@ def _zeta(run: Run) -> dict[str, Any] | None:
 
 def _ms(values: list[float | None]) -> list[float | None]:
     return [None if value is None else value * 1e3 for value in values]
-
-
-def _share(part: float | None, whole: float | None) -> float | None:
-    return None if part is None or not whole else 100.0 * part / whole
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -36,6 +36,8 @@ class Follower:
 
     Attributes:
         damaged: lines that could not be read.
+        early: whether it is still before the newest bytes.
+        place_of_line: the number of the file, and the place in it, of the line read last.
         paused: whether the last reading has left something, for want of time.
         skip: whether an event of this type and (first) step need not be read; it costs less than reading it.
         done: bytes read so far; `size` of how many when last looked.
@@ -44,13 +46,14 @@ class Follower:
 
     def __init__(self, path: Path, begin: tuple[int, int] = (-1, 0), newest: int | None = None) -> None:
         self.path, self.damaged, self.paused = path, 0, False
-        self._newest, self._early = newest, False
+        self._newest, self.early, self._again = newest, False, False
         self._part, self._offset = begin
         self._rest, self._too_long, self._line = b"", False, 1 if begin[1] else 0
         self.skip: Callable[[str, int], bool] | None = None
         self.size, self.done = sum(_size(file) for _, file in parts(path)), 0
         self.index: list[tuple[int, int, int]] = []
-        self._next_index = 0
+        self._next_index, self._latest = 0, -1
+        self.place_of_line, self._start = (-1, 0), (None, None)
 
     def new(self, until: float = math.inf) -> Iterator[dict[str, Any]]:
         """What was written since the last time.
@@ -63,9 +66,10 @@ class Follower:
             later = [(number, file) for number, file in parts(self.path) if number >= self._part]
             if not later:
                 return
-            self.size = max(self.size, self.done - self._offset + sum(_size(file) for _, file in later))
-            if later[0][0] != self._part:  # the first one, or ours is gone
+            self.size = self.done - self._offset + sum(_size(file) for _, file in later)
+            if later[0][0] != self._part:  # the first one, or ours is gone, with what was not read of it
                 self._begin(later[0][0])
+                self.size = self.done + sum(_size(file) for _, file in later)
             yield from self._lines(later[0][1], until)
             if len(later) < 2 or self.paused:
                 return
@@ -85,19 +89,21 @@ class Follower:
             file = path.open("rb")
         except FileNotFoundError:
             return
+        except PermissionError as error:
+            raise ConfigError(f"event files must be readable: cannot read {path} ({error.strerror})") from None
         with file:
             file.seek(self._offset)
             while not self.paused and (data := file.read(CHUNK)):
                 at = self._offset - len(self._rest)
-                self._early = self._newest is not None and self.size - self.done > self._newest
                 self._offset += len(data)
                 self.done += len(data)
+                self.early = self._newest is not None and self.size - self.done >= self._newest
                 *whole, self._rest = (self._rest + data).split(b"\n")
                 for line in whole:
-                    self._line += 1
+                    self._line, self.place_of_line = self._line + 1, (self._part, at)
                     event = self._event(line, path)
                     if event is not None:
-                        if event["type"] == "steps" and at >= self._next_index:
+                        if event["type"] == "steps":
                             self._note(event, at)
                         yield event
                     at += len(line) + 1
@@ -107,9 +113,13 @@ class Follower:
 
     def _note(self, event: dict[str, Any], at: int) -> None:
         steps = event.get("step")
-        if isinstance(steps, list) and steps and isinstance(steps[0], int):
-            if not self.index or steps[0] > self.index[-1][0]:
-                self.index.append((steps[0], self._part, at))
+        if not isinstance(steps, list) or not steps or not isinstance(steps[0], int):
+            return
+        back, self._latest = steps[0] <= self._latest, steps[0]
+        if back or at >= self._next_index:
+            while self.index and self.index[-1][0] >= steps[0]:  # the run has gone back
+                self.index.pop()
+            self.index.append((steps[0], self._part, at))
             self._next_index = at + INDEX
 
     def _event(self, line: bytes, path: Path) -> dict[str, Any] | None:
@@ -119,7 +129,7 @@ class Follower:
             return None
         if not line.strip():
             return None
-        if self._early and (line.startswith(_FREQUENT) or (line.startswith(_PLAN) and _KEPT in line)):
+        if self.early and (line.startswith(_FREQUENT) or (line.startswith(_PLAN) and _KEPT in line)):
             return None
         if self.skip is not None:
             match = _OPENING.match(line)
@@ -135,8 +145,15 @@ class Follower:
         if not isinstance(event, dict) or not isinstance(event.get("type"), str):
             self.damaged += 1
             return None
-        if self._part > 0 and self._line <= len(HEAD) and event["type"] in HEAD:
-            return None
+        if event["type"] in HEAD and self._part > 0 and self._line <= len(HEAD):
+            if event["type"] == "start" and (event.get("t"), event.get("pid")) != self._start:
+                self._again = True  # it began anew in a file that is gone
+            elif event["type"] == "start":
+                self._again = False
+            if not self._again:
+                return None
+        if event["type"] == "start":
+            self._start = (event.get("t"), event.get("pid"))
         return event
 
 
@@ -152,7 +169,7 @@ def workers(folder: Path) -> dict[int, Path]:
     place = folder / "events"
     for file in sorted(place.iterdir()) if place.is_dir() else []:
         match = _NAME.fullmatch(file.name)
-        if match and int(match[1]) < MOST_WORKERS:
+        if match and int(match[1]) < MOST_WORKERS and file.is_file():
             found[int(match[1])] = place / f"worker-{match[1]}.jsonl"
     return found
 

@@ -27,9 +27,8 @@ _AROUND = 14  # lines that are not workers
 
 def recent(run: Run) -> list[dict[str, Any]]:
     """Per worker, from its newest steps: samples, and seconds per step in each phase."""
-    window = run.last_window
-    comm = [value for value in window.get("comm_s", []) if value is not None]
-    exchange = min(comm, default=0.0)
+    window = run.window
+    exchange = window.exchange_s if window is not None else 0.0
     rows: list[dict[str, Any]] = []
     for rank in range(run.size):
         worker = run.workers.get(rank)
@@ -39,10 +38,9 @@ def recent(run: Run) -> list[dict[str, Any]]:
                 sum(step[place] for step in steps) / len(steps) for place in range(2, 7)
             )
             seconds = {"data": data, "compute": compute, "optimizer": optimizer}
-        elif window and rank < len(window["comm_s"]):  # no file of its own: what the others heard
-            seen = window["observation"]
-            samples, waited = seen["samples"][rank], window["comm_s"][rank] or 0.0
-            seconds = {"data": 0.0, "compute": seen["busy_s"][rank], "optimizer": 0.0}
+        elif window is not None and rank < len(window.waiting_s):  # no file of its own: what the others heard
+            samples, waited = window.samples[rank], window.waiting_s[rank] + exchange
+            seconds = {"data": 0.0, "compute": window.busy_s[rank], "optimizer": 0.0}
         else:
             rows.append({"worker": rank, "samples": None, "phases": None})
             continue
@@ -52,21 +50,27 @@ def recent(run: Run) -> list[dict[str, Any]]:
     return rows
 
 
-def bar(phases: dict[str, float], longest: float, width: int) -> Text:
-    """The phases of a step, one after the other; `longest` fills the width."""
+def glyph(name: str, plain: bool) -> str:
+    """The sign of a phase."""
+    return name[0] if plain else LOOK[name][0]
+
+
+def bar(phases: dict[str, float], longest: float, width: int, plain: bool = False) -> Text:
+    """The phases of a step, one after the other; `longest` fills the width, `plain` takes letters."""
     text, filled, passed = Text(), 0, 0.0
     for name in PHASES:
         passed += phases[name]
         upto = round(width * passed / longest) if longest > 0 else 0
-        glyph, colour = LOOK[name]
-        text.append(glyph * (upto - filled), style=colour)
+        text.append(glyph(name, plain) * (upto - filled), style=LOOK[name][1])
         filled = upto
     text.append(" " * (width - filled))
     return text
 
 
-def frame(run: Run, width: int, height: float = math.inf, now: float | None = None) -> RenderableType:
-    """Everything, for a screen of that size."""
+def frame(
+    run: Run, width: int, height: float = math.inf, now: float | None = None, plain: bool = False
+) -> RenderableType:
+    """Everything, for a screen of that size; `plain` for one that shows letters only."""
     status = run.status(now)
     if status == "empty":
         return Text(f"{run.folder}: nothing written yet")
@@ -91,12 +95,13 @@ def frame(run: Run, width: int, height: float = math.inf, now: float | None = No
             split = run.split[rank] if rank < len(run.split) else round(row["samples"])
             own = f"{row['samples'] / busy:.0f}" if busy > 0 else ""
             took = f"{sum(row['phases'].values()) * 1e3:.0f}"
-            cells = [str(rank), str(split), *([] if narrow else [own]), took, bar(row["phases"], longest, space)]
+            drawn = bar(row["phases"], longest, space, plain)
+            cells = [str(rank), str(split), *([] if narrow else [own]), took, drawn]
         table.add_row(*cells)
-    lines: list[RenderableType] = [_headline(run, status, width, now), table]
+    lines: list[RenderableType] = [_headline(run, status, now, plain), table]
     if len(rows) > len(shown):
         lines.append(Text(f"and {len(rows) - len(shown)} workers more", style="dim"))
-    legend = Text("  ".join(f"{LOOK[name][0]} {name}" for name in PHASES), style="dim")
+    legend = Text("  ".join(f"{glyph(name, plain)} {name}" for name in PHASES), style="dim")
     lines.append(legend)
     if run.decisions:
         lines.append(Text(""))
@@ -104,30 +109,33 @@ def frame(run: Run, width: int, height: float = math.inf, now: float | None = No
     for said in newest:
         who = f" worker {said.worker}" if said.worker >= 0 else ""
         line = f"step {said.step} {said.kind}{who}: {said.text}" if said.step >= 0 else f"{said.kind}{who}: {said.text}"
+        if plain:
+            line = line.encode("ascii", "replace").decode()
         last = said is newest[-1]  # in full
-        lines.append(Text(line, overflow="fold" if last else "ellipsis", no_wrap=not last))
+        lines.append(Text(line, overflow="fold" if last else "crop" if plain else "ellipsis", no_wrap=not last))
     return Group(*lines)
 
 
-def _headline(run: Run, status: str, width: int, now: float | None) -> RenderableType:
-    window = run.last_window
+def _headline(run: Run, status: str, now: float | None, plain: bool) -> RenderableType:
+    window = run.window
     parts = [f"[bold]{escape(run.name)}[/bold]", status]
     if status == "silent":
         parts[-1] += f" for {(time.time() if now is None else now) - run.written:.0f} s"
     if run.read_share < 0.99:
         parts.append(f"[dim]{run.read_share:.0%} read[/dim]")
     parts.append(f"step {run.last_step}")
-    if window:
-        speed = f"{window['samples_per_s']:.0f} samples/s"
-        if window["efficiency"]:
-            speed += f" of {window['samples_per_s'] / window['efficiency']:.0f} ({window['efficiency']:.0%})"
+    if window is not None:
+        speed = f"{window.samples_per_s:.0f} samples/s"
+        if window.limit:
+            speed += f" of {window.limit:.0f} ({window.samples_per_s / window.limit:.0%})"
         parts.append(speed)
     if run.split:
         parts.append(f"batch {sum(run.split)}")
     if run.losses:
         epoch = max(run.losses)
-        total, count, _ = run.losses[epoch]
+        total, count, *_ = run.losses[epoch]
         parts += [f"loss {total / count:.4g} (epoch {epoch})"] if count else []
     for rank, number in (("missing", len(run.missing)), ("damaged lines", run.damaged), ("dropped", run.dropped)):
         parts += [f"[red]{number} {rank}[/red]"] if number else []
-    return Text.from_markup(" · ".join(parts), overflow="fold")
+    text = (" | " if plain else " · ").join(parts)
+    return Text.from_markup(text.encode("ascii", "replace").decode() if plain else text, overflow="fold")

@@ -22,6 +22,7 @@ def of_run(run: Run) -> dict[str, Any]:
         "name": run.name,
         "figures": found,
         "charts": charts(run, found),
+        "num_decisions": run.num_decisions,
         "decisions": [
             {"t": said.t, "step": said.step, "kind": said.kind, "worker": said.worker, "text": said.text}
             for said in reversed(run.decisions)

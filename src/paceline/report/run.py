@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,13 +12,16 @@ from typing import Any, NamedTuple
 
 from paceline.events import parts
 from paceline.report.follow import MOST_WORKERS, Follower, modified, workers
-from paceline.report.series import Series
+from paceline.report.series import LAST, Series
+from paceline.report.window import Window
 from paceline.report.worker import Worker, shown
 
 PHASES = ("data", "compute", "waiting", "exchange", "optimizer")
 DECISIONS = 500  # kept: the newest
+_KINDS = 1000  # of events that are told of once
+_COMMON = ("window", "plan", "batch", "lr", "sync", "shards", "round", "state", "dissimilarity", "straggler")
 SILENT_S = 60.0  # without an event, after which a run without an end is called silent
-_TEXT: dict[str, Callable[[dict[str, Any]], str]] = {
+TEXT: dict[str, Callable[[dict[str, Any]], str]] = {
     "plan": lambda e: f"split {' '.join(map(str, e['split']))}: {e['reason']}",
     "batch": lambda e: f"batch {e['before']} to {e['total']}: {e['reason']}",
     "lr": lambda e: f"learning rate times {e['factor']:.3g} ({e['rule']}, batch {e['batch']})",
@@ -54,14 +56,17 @@ class Run:
 
     Attributes:
         workers: by rank; also those without a file, as far as the others tell of them.
-        windows: samples/s, efficiency, step time, samples/s the workers would make by themselves.
-        waits: how long each worker waits for the slowest, per step.
+        windows: per step: samples, seconds, samples the workers would make by themselves in that time.
+        waits: how long each worker waits for the slowest, per step; then how long the step takes.
         exchange: how long an exchange takes that nobody computes behind, per step.
         splits: samples of each worker.
         batches: the global batch, and the noise scale.
-        rounds: transfer time, wait, bytes and drift of the exchanges of local training.
+        rounds: transfer time, wait and drift of the exchanges of local training.
+        sent: bytes that a worker sends to other nodes in such an exchange.
         zeta: dissimilarity of gradients.
-        losses: mean loss of every epoch: epoch -> [sum, samples, step].
+        losses: mean loss of every epoch: epoch -> [sum, samples, step, attempt].
+        window: what the newest window says.
+        begins: the first step of the newest attempt that is told of.
         decisions: newest last.
         num_decisions: also those that are not kept any more.
         stragglers: the events that told of them, newest last.
@@ -73,21 +78,23 @@ class Run:
         self.name = shown(name or folder.resolve().name)
         self.problem = ""
         self.workers: dict[int, Worker] = {}
-        self.data: dict[str, Any] = {}
-        self.windows = Series(4)
-        self.exchange, self.zeta, self.batches, self.rounds = Series(1), Series(1), Series(2), Series(4)
+        self.windows, self.batches, self.rounds = Series(3), Series(2), Series(3)
+        self.exchange, self.zeta, self.sent = Series(1), Series(1), Series(1)
         self.waits: Series | None = None
         self.splits: Series | None = None
         self.num_rounds, self.round_bytes = 0, 0
         self.losses: dict[int, list[float]] = {}
         self.decisions: deque[Said] = deque(maxlen=DECISIONS)
         self.num_decisions = 0
-        self.last_window: dict[str, Any] = {}
+        self.window: Window | None = None
         self.split: list[int] = []
         self.stragglers: deque[dict[str, Any]] = deque(maxlen=100)
-        self._newest: dict[str, tuple[int, int]] = {}
+        self.begins = 0
+        self._attempt = 0.0
+        self._attempts: dict[int, float] = {}  # of each series
+        self._newest: dict[str, tuple[float, int]] = {}
         self._noise: float | None = None
-        self._said: set[str] = set()
+        self._said: set[Any] = set()
 
     def update(self, budget_s: float = math.inf) -> bool:
         """Take in what is new; whether anything was.
@@ -119,7 +126,7 @@ class Run:
 
     def _known(self, worker: Worker, kind: str, step: int) -> bool:
         """Whether another worker has told the same already."""
-        return kind in ("window", "plan") and (worker.starts, step) <= self._newest.get(kind, (-1, -1))
+        return kind in ("window", "plan") and (worker.attempt, step) <= self._newest.get(kind, (-1.0, -1))
 
     @property
     def read_share(self) -> float:
@@ -130,9 +137,9 @@ class Run:
 
     @property
     def _newest_start(self) -> dict[str, Any]:
-        """Of the run as it began last: by how often a worker has begun, as clocks differ."""
+        """Of the run as it began last."""
         begun = [worker for worker in self.workers.values() if worker.start]
-        return max(begun, key=lambda worker: (worker.starts, -worker.rank)).start if begun else {}
+        return max(begun, key=lambda worker: (worker.attempt, -worker.rank)).start if begun else {}
 
     @property
     def size(self) -> int:
@@ -162,6 +169,12 @@ class Run:
         found = self._newest_start.get("config", {})
         return found if isinstance(found, dict) else {}
 
+    def policy(self, name: str) -> str:
+        """The name of the `balance`, `sync` or `batch` policy."""
+        told = self._newest_start.get("policies")
+        given = told.get(name) if isinstance(told, dict) else self.config.get(name)
+        return str(given).partition(":")[0]
+
     @property
     def seconds(self) -> float:
         """How long the run has run."""
@@ -181,35 +194,43 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        """The newest step anybody tells of."""
-        return max((worker.last_step for worker in self.workers.values()), default=-1)
+        """The newest step anybody tells of, since the run began last."""
+        newest = max((worker.attempt for worker in self.workers.values()), default=0.0)
+        return max((worker.last_step for worker in self.workers.values() if worker.attempt == newest), default=-1)
 
     def status(self, now: float | None = None) -> str:
-        """`empty`, `unreadable`, `running`, `silent` (no end, nothing for a minute), `failed` or `ended`."""
+        """`empty`, `unreadable`, `running`, `silent` (no end, and nothing for longer than usual), `failed` or `ended`."""
         there = [worker for rank, worker in self.workers.items() if worker.follower is not None and rank < self.size]
         if self.problem:
             return "unreadable"
         if not any(worker.start for worker in there):
             return "empty"
-        latest = max(worker.starts for worker in there)
-        ends = [worker.ok if worker.starts == latest else None for worker in there]
+        latest = max(worker.attempt for worker in there)
+        ends = [worker.ok if worker.attempt == latest else None for worker in there]
         if any(ok is False for ok in ends):
             return "failed"
         if all(ends):
             return "ended"
-        return "running" if (time.time() if now is None else now) - self.written < SILENT_S else "silent"
+        patience = max(SILENT_S, 3 * max(worker.pause_s for worker in there))
+        return "running" if (time.time() if now is None else now) - self.written < patience else "silent"
 
     def offsets(self) -> dict[int, float]:
-        """How far each worker's clock is ahead of the first one's: sums arrive, and rounds end, everywhere at once."""
-        ranks = sorted(rank for rank, worker in self.workers.items() if worker.marks.at)
+        """How far each worker's clock is ahead of the first one's: sums arrive, and rounds end, everywhere at once.
+
+        A worker that shares no such moment with the first is left out: nobody knows.
+        """
+        ranks = sorted(rank for rank, worker in self.workers.items() if worker.marks.newest)
         if not ranks:
             return {}
-        base, found = self.workers[ranks[0]].marks.at, {}
-        for rank in ranks:
-            mine = self.workers[rank].marks.at
-            apart = [mine[number] - base[number] for number in mine.keys() & base.keys()]
-            found[rank] = statistics.median(apart) if apart else 0.0
-        return found
+        base = self.workers[ranks[0]].marks
+        found = {rank: self.workers[rank].marks.apart(base) for rank in ranks}
+        return {rank: apart for rank, apart in found.items() if apart is not None}
+
+    @property
+    def clocks_unknown(self) -> list[int]:
+        """Workers whose clocks could not be compared."""
+        known = self.offsets()
+        return [rank for rank, worker in sorted(self.workers.items()) if worker.last_step >= 0 and rank not in known]
 
     def _take(self, worker: Worker, event: dict[str, Any]) -> None:
         kind = event["type"]
@@ -218,94 +239,122 @@ class Run:
                 raise ValueError(event["size"])
             worker.begin(event, self._local)
             return
-        worker.last_t = max(worker.last_t, float(event.get("t") or 0.0))
+        worker.heard(event)
         if kind == "steps":
             if worker.add(event):
                 worker.settle(self._local)
         elif kind == "end":
             worker.ok, worker.dropped = bool(event["ok"]), worker.dropped + int(event.get("dropped") or 0)
         elif kind == "loss":
-            entry = self.losses.setdefault(int(event["epoch"]), [0.0, 0.0, float(event["step"])])
-            if event["loss"] is not None:
-                entry[0] += float(event["loss"]) * event["samples"]
-                entry[1] += event["samples"]
-        elif kind == "round":
-            worker.marks.add(int(event["step"]), float(event["t"]))
-        if kind in ("note", "memory"):
-            self._decided(event, worker.rank, worker.rank)
-        elif kind in (
-            "window",
-            "plan",
-            "batch",
-            "lr",
-            "sync",
-            "shards",
-            "round",
-            "left-out",
-            "state",
-            "dissimilarity",
-            "straggler",
-        ):
+            self._loss(worker, event)
+        elif kind in ("note", "memory", "left-out"):
+            self._decided(event, -1 if kind == "left-out" else worker.rank, worker.rank)
+        elif kind in _COMMON:
+            if kind == "round":
+                self._round(worker, event)
             self._common(worker, event)
-        if kind == "data":
-            self.data = self.data or event
+
+    def _loss(self, worker: Worker, event: dict[str, Any]) -> None:
+        epoch, step, samples = int(event["epoch"]), int(event["step"]), float(event["samples"])
+        if event["loss"] is None:
+            return
+        entry = self.losses.get(epoch)
+        if entry is None or entry[3] < worker.attempt:  # the epoch was done again
+            entry = self.losses[epoch] = [0.0, 0.0, float(step), worker.attempt]
+        if entry[3] == worker.attempt:
+            entry[0] += float(event["loss"]) * samples
+            entry[1] += samples
+
+    def _round(self, worker: Worker, event: dict[str, Any]) -> None:
+        """What a worker says of an exchange for itself."""
+        worker.marks.add(int(event["step"]), float(event["t"]))
+        sent = int(event.get("num_bytes") or 0)
+        self.round_bytes += sent
+        self._point(self.sent, int(event["step"]), [sent])
 
     def _common(self, worker: Worker, event: dict[str, Any]) -> None:
         """What all workers write alike is taken from the first that tells of it."""
-        kind, place = event["type"], (worker.starts, int(event["step"]))
-        key = f"{kind} {event['worker']}" if kind == "straggler" else kind
-        if place <= self._newest.get(key, (-1, -1)):
+        kind, place = event["type"], (worker.attempt, int(event["step"]))
+        apart = {"straggler": "worker", "round": "span"}.get(kind)
+        key = f"{kind} {event.get(apart)}" if apart else kind
+        if not 0 <= place[1] <= LAST:
+            raise ValueError(place[1])
+        if place <= self._newest.get(key, (-1.0, -1)) or worker.attempt < self._attempt:
             return
-        self._newest[key] = place
-        step = place[1]
+        self._attempt = worker.attempt
+        self._told(worker, kind, place[1], event)
+        if len(self._newest) < _KINDS or key in self._newest:
+            self._newest[key] = place
+
+    def _told(self, worker: Worker, kind: str, step: int, event: dict[str, Any]) -> None:
         if kind == "window":
-            self._window(event)
+            self._window(worker, step, event)
         elif kind == "plan":
-            self.split = [int(share) for share in event["split"]]
-            self.batches.add(step, (sum(self.split), self._noise))
+            split = [int(share) for share in event["split"]]
+            self._point(self.batches, step, (sum(split), self._noise))
+            self.split = split
             if event["changed"]:
                 self._decided(event, -1, worker.rank)
         elif kind == "round":
+            self._point(self.rounds, step, [event.get(name) for name in ("transfer_s", "waited_s", "drift")])
             self.num_rounds += 1
-            self.round_bytes += int(event.get("num_bytes") or 0)
-            self.rounds.add(step, [event.get(name) for name in ("transfer_s", "waited_s", "num_bytes", "drift")])
         elif kind == "dissimilarity":
-            self.zeta.add(step, [event["ratio"]])
+            self._point(self.zeta, step, [event["ratio"]])
         else:
             if kind == "batch":
+                self._point(self.batches, step, (event["total"], event["noise"]))
                 self._noise = event["noise"]
-                self.batches.add(step, (event["total"], event["noise"]))
+            self._decided(event, -1, worker.rank)
             if kind == "straggler":
                 self.stragglers.append(event)
-            self._decided(event, -1, worker.rank)
 
-    def _window(self, event: dict[str, Any]) -> None:
-        step, comm, seen = int(event["step"]), event["comm_s"], event["observation"]
-        if self.waits is None or self.splits is None or self.waits.columns != len(comm):  # or other workers go on
-            self.waits, self.splits = Series(len(comm)), Series(len(comm))
-        rate, efficiency = event["samples_per_s"], event["efficiency"]
-        able = rate / efficiency if efficiency else None
-        self.windows.add(step, (rate, efficiency, max(event["step_s"]), able))
-        known = [value for value in comm if value is not None]
-        least = min(known, default=0.0)
-        self.exchange.add(step, [least])
-        self.waits.add(step, [None if value is None else value - least for value in comm])
-        self.splits.add(step, seen["samples"])
-        self.last_window = event
+    def _point(self, series: Series, step: int, values: Sequence[float | None], first: int | None = None) -> None:
+        """One more point; the first one of another attempt replaces what was there from that step on."""
+        if self._attempts.get(id(series), self._attempt) != self._attempt:
+            series.cut(step if first is None else first)
+        series.add(step, values)
+        self._attempts[id(series)] = self._attempt
+
+    def _window(self, worker: Worker, step: int, event: dict[str, Any]) -> None:
+        seen = Window.of(event)
+        if seen is None:
+            return
+        size = len(seen.waiting_s)
+        if worker.start and size != int(worker.start["size"]):
+            raise ValueError(f"{size} workers")
+        first = max(0, step + 1 - seen.num_steps)
+        if self.waits is None or self.splits is None or self.splits.columns != size:  # or other workers go on
+            self.waits, self.splits = Series(size + 1), Series(size)
+        if self._attempts.get(id(self.windows)) != self._attempt:
+            self.begins = first
+        able = seen.limit * seen.step_s if seen.limit is not None else None
+        self._point(self.windows, step, (seen.samples_per_s * seen.step_s, seen.step_s, able), first)
+        self._point(self.exchange, step, [seen.exchange_s], first)
+        self._point(self.waits, step, [*seen.waiting_s, seen.step_s], first)
+        self._point(self.splits, step, seen.samples, first)
+        self.window = seen
+        if len(self.split) != size or all(seen.samples):
+            self.split = [round(samples) for samples in seen.samples]
 
     @property
     def _local(self) -> bool:
-        return str(self.config.get("sync", "allreduce")).partition(":")[0] != "allreduce"
+        return bool(self._newest_start) and self.policy("sync") not in ("allreduce", "None")
 
     def _decided(self, event: dict[str, Any], rank: int, teller: int) -> None:
-        text = shown(_TEXT[event["type"]](event))
-        if event["type"] == "note":
-            if text in self._said:
+        text = said(event)
+        if event["type"] in ("note", "left-out"):
+            once = (text, event.get("step"), self._attempt) if event["type"] == "left-out" else text
+            if once in self._said:
                 return
             if len(self._said) < DECISIONS:
-                self._said.add(text)
+                self._said.add(once)
         self.num_decisions += 1
         self.decisions.append(Said(float(event["t"]), int(event.get("step", -1)), event["type"], rank, text, teller))
+
+
+def said(event: dict[str, Any]) -> str:
+    """A decision, or something else worth a line, in words."""
+    return shown(TEXT[event["type"]](event))
 
 
 def runs_in(folders: Sequence[Path]) -> list[Run]:

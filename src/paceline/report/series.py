@@ -66,6 +66,12 @@ class Series:
         np.add.at(self._sums, places, np.where(there, rows, 0.0))
         np.add.at(self._counts, places, there)
 
+    def cut(self, step: int) -> None:
+        """Forget everything from a step on, to a bucket's precision: the run has gone back there."""
+        self._take()
+        self._sums[max(0, step) // self.width :] = 0.0
+        self._counts[max(0, step) // self.width :] = 0.0
+
     def _take(self) -> None:
         if self._steps:
             steps, rows = np.array(self._steps, dtype=np.float64), np.array(self._rows, dtype=np.float64)

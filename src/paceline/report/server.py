@@ -86,6 +86,8 @@ class Watcher:
                     continue
                 try:
                     changed |= run.update(budget_s)
+                except OSError:
+                    continue  # a disk over the network, say: the next look may find it again
                 except Exception as error:  # whatever is in the files: the page says so, and the other runs go on
                     run.problem = str(error) or type(error).__name__
             behind = any(run.read_share < 0.999 and not run.problem for run in self.runs)
@@ -98,7 +100,7 @@ class Watcher:
     def steps(self, run: Run, first: int, last: int) -> dict[str, Any] | None:
         """A closer look."""
         with self.lock:
-            look = places(run, first)
+            look = places(run, first, last)
         return spans(look, first, last)
 
     def _tell(self) -> None:
@@ -106,9 +108,11 @@ class Watcher:
         with self.lock:
             for place, run in enumerate(self.runs):
                 try:
-                    told.append({**of_run(run), "place": place, "read_share": run.read_share})
+                    shown = of_run(run)
                 except Exception as error:
                     run.problem = f"what its events say makes no sense ({type(error).__name__}: {error})"
+                    shown = of_run(run)
+                told.append({**shown, "place": place, "read_share": run.read_share})
         self.text = json.dumps({"runs": _short(told)}, separators=(",", ":"))
         self.version += 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from paceline.report.run import Run
 from paceline.report.worker import step_rows
 
 MOST = 4000  # spans drawn at once
-_PARTS = ("data", "compute", "exchange", "optimizer")
+PARTS = ("data", "compute", "exchange", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -22,22 +21,27 @@ class Places:
     Args:
         files: the first event file of every worker.
         begins: where in them to begin.
+        ends: where in them the last step is, or something before it.
         offsets: how far each worker's clock is ahead.
         size: how many workers.
     """
 
     files: dict[int, Path]
     begins: dict[int, tuple[int, int]]
+    ends: dict[int, tuple[int, int]]
     offsets: dict[int, float]
     size: int
 
 
-def places(run: Run, first: int) -> Places:
+def places(run: Run, first: int, last: int) -> Places:
     """Where to look for a step and those after it."""
     files = workers(run.folder)
     followers = {rank: run.workers[rank].follower for rank in files if rank in run.workers}
-    begins = {rank: follower.place(first) for rank, follower in followers.items() if follower is not None}
-    return Places(files, begins, run.offsets(), run.size)
+    begins, ends = (
+        {rank: follower.place(step) for rank, follower in followers.items() if follower is not None}
+        for step in (first, last)
+    )
+    return Places(files, begins, ends, run.offsets(), run.size)
 
 
 def spans(look: Places, first: int, last: int) -> dict[str, Any] | None:
@@ -48,17 +52,18 @@ def spans(look: Places, first: int, last: int) -> dict[str, Any] | None:
         first: a step.
         last: a later one.
     """
-    if last < first or (last - first + 1) * len(_PARTS) * max(1, look.size) > MOST:
+    if last < first or (last - first + 1) * len(PARTS) * max(1, look.size) > MOST:
         return None
     lines: dict[str, dict[str, Any]] = {
-        name: {"name": name, "base": [], "x": [], "y": [], "steps": []} for name in _PARTS
+        name: {"name": name, "base": [], "x": [], "y": [], "steps": []} for name in PARTS
     }
     origin: float | None = None
     for rank, path in look.files.items():
-        for step, at, _, *phases in _rows(Follower(path, look.begins.get(rank, (-1, 0))), first, last):
+        begin, end = look.begins.get(rank, (-1, 0)), look.ends.get(rank, (-1, 0))
+        for step, at, _, *phases in _rows(Follower(path, begin), first, last, end):
             when = at - look.offsets.get(rank, 0.0)
             origin = when if origin is None else min(origin, when)
-            for name, took in zip(_PARTS, phases, strict=True):
+            for name, took in zip(PARTS, phases, strict=True):
                 line = lines[name]
                 line["base"].append(when)
                 line["x"].append(took * 1e3)
@@ -80,14 +85,17 @@ def spans(look: Places, first: int, last: int) -> dict[str, Any] | None:
     }
 
 
-def _rows(follower: Follower, first: int, last: int) -> Iterator[tuple[float, ...]]:
-    """The steps of one worker from `first` to `last`."""
+def _rows(follower: Follower, first: int, last: int, end: tuple[int, int]) -> list[tuple[float, ...]]:
+    """The steps of one worker from `first` to `last`; of one that was done again, the last time."""
     follower.skip = lambda kind, step: kind != "steps"
+    found: dict[float, tuple[float, ...]] = {}
     for event in follower.new():
         try:
             rows = step_rows(event) if event["type"] == "steps" else []
         except (KeyError, TypeError, ValueError, AttributeError):
             continue  # damaged: counted when the run was read
-        yield from (row for row in rows if first <= row[0] <= last)
-        if rows and rows[0][0] > last:
-            return
+        if rows and follower.place_of_line > end and rows[0][0] > last:
+            break
+        found = {step: row for step, row in found.items() if not rows or step < rows[0][0]}
+        found |= {row[0]: row for row in rows if first <= row[0] <= last}
+    return [found[step] for step in sorted(found)]

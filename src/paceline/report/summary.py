@@ -12,11 +12,24 @@ _WORTH = 0.05  # a saving worth a sentence
 
 
 def figures(run: Run) -> dict[str, Any]:
-    """The figures of a run as plain values; the first tenth of its steps is left out as warm-up."""
-    since = max(0, run.last_step // 10)
-    rate, efficiency, step_s, able = run.windows.mean(since)
+    """The figures of a run as plain values, since it began last; the first tenth of its steps is left out as warm-up."""
+    if run.problem:
+        problem = f"This run cannot be read: {run.problem}."
+        return {
+            "name": run.name,
+            "status": "unreadable",
+            "problem": run.problem,
+            "steps": 0,
+            "workers": [],
+            "words": [problem],
+            "advice": [],
+        }
+    since = run.begins + max(0, run.last_step - run.begins) // 10
+    batch, step_s, able_in = run.windows.mean(since)
+    rate = batch / step_s if batch is not None and step_s else None
+    able = able_in / step_s if able_in is not None and step_s else None
     exchange = run.exchange.mean(since)[0]
-    waits = run.waits.mean(since) if run.waits is not None else []
+    waits = run.waits.mean(since)[:-1] if run.waits is not None else []
     shares = run.splits.mean(since) if run.splits is not None else []
     workers = []
     for rank in range(run.size):
@@ -44,11 +57,12 @@ def figures(run: Run) -> dict[str, Any]:
         "num_workers": run.size,
         "steps": run.last_step + 1,
         "seconds": run.seconds,
-        "problem": run.problem,
+        "problem": "",
         "config": {name: run.config.get(name) for name in ("balance", "sync", "batch", "lr_rule", "recipe", "seed")},
+        "policies": {name: run.policy(name) for name in ("balance", "sync", "batch")},
         "samples_per_s": rate,
         "limit_samples_per_s": able,
-        "share_of_limit": efficiency,
+        "share_of_limit": rate / able if rate is not None and able else None,
         "step_s": step_s,
         "exchange_s": exchange,
         "workers": workers,
@@ -56,7 +70,7 @@ def figures(run: Run) -> dict[str, Any]:
         "split": run.split,
         "losses": [
             {"epoch": epoch, "step": int(step), "loss": total / count}
-            for epoch, (total, count, step) in sorted(run.losses.items())
+            for epoch, (total, count, step, _) in sorted(run.losses.items())
             if count
         ],
         "rounds": run.num_rounds,
@@ -66,6 +80,7 @@ def figures(run: Run) -> dict[str, Any]:
             for one in run.stragglers
         ],
         "decisions": run.num_decisions,
+        "clocks_unknown": run.clocks_unknown,
         "missing": run.missing,
         "damaged_lines": run.damaged,
         "dropped_events": run.dropped,
@@ -75,8 +90,6 @@ def figures(run: Run) -> dict[str, Any]:
 
 def words(found: dict[str, Any]) -> list[str]:
     """What happened, in sentences."""
-    if found["status"] == "unreadable":
-        return [f"This run cannot be read: {found['problem']}."]
     if found["status"] == "empty":
         return ["Nothing has been written to this run folder yet."]
     many = "1 worker" if found["num_workers"] == 1 else f"{found['num_workers']} workers"
@@ -97,10 +110,10 @@ def words(found: dict[str, Any]) -> list[str]:
         said.append(speed[0].upper() + speed[1:] + ".")
     said += _waiting(found)
     if found["rounds"]:
-        per = found["round_bytes"] / found["rounds"] / 1e6
-        said.append(f"{found['rounds']} exchanges of replicas, {per:.2f} MB each.")
-    texts = [shown(str(one["text"])) for one in found["stragglers"][-3:]]
-    said += [f"{text[:1].upper()}{text[1:]}." for text in texts]
+        sent = found["round_bytes"] / 1e6
+        between = f"; {sent:.1f} MB went between nodes" if sent else ", within one node"
+        said.append(f"{found['rounds']} exchanges of replicas{between}.")
+    said += [_fallen(one) for one in found["stragglers"][-3:]]
     if found["losses"]:
         first, last = found["losses"][0], found["losses"][-1]
         said.append(f"Loss {first['loss']:.4g} in epoch {first['epoch']}, {last['loss']:.4g} in epoch {last['epoch']}.")
@@ -111,6 +124,18 @@ def words(found: dict[str, Any]) -> list[str]:
             f"{found['damaged_lines']} damaged lines were passed over; {found['dropped_events']} events were never written."
         )
     return said
+
+
+def _fallen(one: dict[str, Any]) -> str:
+    """Who fell behind; whether it has caught up again since, its share tells."""
+    try:
+        who = f"Worker {int(one['worker'])}" if int(one["worker"]) >= 0 else "The exchange"
+        return (
+            f"{who} fell behind at step {int(one['since'])}: {float(one['ratio']):.1f} times as long as before, for "
+            f"{shown(str(one['phase']))} (surely no noise: {float(one['confidence']):.0%})."
+        )
+    except (TypeError, ValueError, OverflowError):
+        return shown(str(one["text"]))
 
 
 def _waiting(found: dict[str, Any]) -> list[str]:
@@ -133,7 +158,7 @@ def advice(found: dict[str, Any]) -> list[str]:
     workers = [one for one in found["workers"] if one["samples_per_s"]]
     if not step or not workers:
         return said
-    balance, sync = str(found["config"].get("balance")), str(found["config"].get("sync"))
+    balance, sync = found["policies"]["balance"], found["policies"]["sync"]
     exchange = found["exchange_s"] or 0.0
     total = sum(one["samples"] for one in workers)
     best = total / sum(one["samples_per_s"] for one in workers) + exchange

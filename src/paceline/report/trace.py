@@ -14,19 +14,17 @@ from typing import Any
 
 from paceline.report.files import whole
 from paceline.report.follow import Follower
-from paceline.report.run import Run
+from paceline.report.run import TEXT, Run, said
 from paceline.report.series import LAST
-from paceline.report.steps import places
+from paceline.report.steps import PARTS, places
 from paceline.report.worker import step_rows
 
 MOST = 1_000_000  # entries of a trace of which nobody said which steps: about 130 MB
 
-_PARTS = ("data", "compute", "exchange and waiting", "optimizer")
-
 
 def first_step(run: Run, most: int = MOST) -> int:
     """The step from which on a trace has about as many entries as a viewer opens in reasonable time."""
-    return max(0, run.last_step + 1 - most // (len(_PARTS) * max(1, run.size)))
+    return max(0, run.last_step + 1 - most // (len(PARTS) * max(1, run.size)))
 
 
 def entries(run: Run, first: int = 0, last: int = LAST) -> Iterator[dict[str, Any]]:
@@ -42,30 +40,17 @@ def entries(run: Run, first: int = 0, last: int = LAST) -> Iterator[dict[str, An
         name = {"name": f"worker {worker.name}"}
         yield {"ph": "M", "name": "process_name", "pid": rank, "args": name}
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
-    look = places(run, first)
+    look = places(run, first, last)
     for rank, path in look.files.items():
         shift = offsets.get(rank, 0.0) + origin
         follower = Follower(path, look.begins.get(rank, (-1, 0)))
-        kinds = ("steps", "window") if rank == 0 else ("steps",)
+        kinds = ("steps", "window", *TEXT) if rank == min(look.files) else ("steps", "note", "memory")
         follower.skip = partial(_beyond, kinds, last)
         for event in follower.new():
             try:
                 yield from _of(event, rank, shift, first, last)
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
                 continue  # damaged: counted when the run was read
-    for said in run.decisions:
-        if not (first <= said.step <= last or said.step < 0):
-            continue
-        when = round((said.t - offsets.get(said.teller, 0.0) - origin) * 1e6)
-        yield {
-            "ph": "i",
-            "s": "g",
-            "name": said.kind,
-            "pid": max(said.worker, 0),
-            "tid": 0,
-            "ts": when,
-            "args": {"step": said.step, "why": said.text},
-        }
 
 
 def _beyond(kinds: tuple[str, ...], last: int, kind: str, step: int) -> bool:
@@ -78,11 +63,11 @@ def _of(event: dict[str, Any], rank: int, shift: float, first: int, last: int) -
             if not first <= step <= last:
                 continue
             when = at - shift
-            for name, took in zip(_PARTS, phases, strict=True):
+            for name, took in zip(PARTS, phases, strict=True):
                 if took > 0:
                     yield {
                         "ph": "X",
-                        "name": name,
+                        "name": "exchange and waiting" if name == "exchange" else name,
                         "cat": "step",
                         "pid": rank,
                         "tid": 0,
@@ -91,7 +76,11 @@ def _of(event: dict[str, Any], rank: int, shift: float, first: int, last: int) -
                         "args": {"step": step, "samples": samples},
                     }
                 when += took
-    elif event["type"] == "window" and rank == 0 and first <= event["step"] <= last:
+    elif event["type"] in TEXT and event.get("changed", True) and first <= int(event.get("step", first)) <= last:
+        why = {"step": event.get("step"), "why": said(event)}
+        when = round((event["t"] - shift) * 1e6)
+        yield {"ph": "i", "s": "g", "name": event["type"], "pid": rank, "tid": 0, "ts": when, "args": why}
+    elif event["type"] == "window" and first <= event["step"] <= last:
         when = round((event["t"] - shift) * 1e6)
         counted = {"samples_per_s": event["samples_per_s"], "share of limit": event["efficiency"]}
         for name, value in counted.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import chain
@@ -14,8 +15,10 @@ import numpy as np
 from paceline.report.follow import Follower
 from paceline.report.series import Series
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
 _MARKS = 256  # moments that all workers share, kept for their clocks
+_SHARED = 64  # of them that count
+_STRIDE = 64  # at first, between those that are kept of a long run
 _RECENT = 64  # steps kept one by one
 _WAITING = 1024  # `steps` events taken in at once
 _STEP = ("samples", "data_wait_s", "compute_s", "comm_s", "optimizer_s")
@@ -24,15 +27,28 @@ _COLUMNS = ("step", *_STEP)
 
 @dataclass
 class Marks:
-    """Moments by number: the newest."""
+    """Moments by number: the newest, and some of all before, the same numbers for every worker."""
 
-    at: dict[int, float] = field(default_factory=dict)
+    newest: dict[int, float] = field(default_factory=dict)
+    spread: dict[int, float] = field(default_factory=dict)
+    stride: int = _STRIDE
 
     def add(self, number: int, when: float) -> None:
-        """One more."""
-        self.at[number] = when
-        if len(self.at) > _MARKS:
-            del self.at[next(iter(self.at))]
+        """One more; between those of which the number is a multiple of 64 some may be left out."""
+        self.newest[number] = when
+        if len(self.newest) > _MARKS:
+            del self.newest[next(iter(self.newest))]
+        if number % self.stride == 0:
+            self.spread[number] = when
+            if len(self.spread) > _MARKS:
+                self.stride *= 2
+                self.spread = {one: at for one, at in self.spread.items() if one % self.stride == 0}
+
+    def apart(self, other: Marks) -> float | None:
+        """How far these are ahead of another's, on the median of the newest that both have; None if they have none."""
+        mine, theirs = self.spread | self.newest, other.spread | other.newest
+        shared = sorted(mine.keys() & theirs.keys())[-_SHARED:]
+        return statistics.median(mine[one] - theirs[one] for one in shared) if shared else None
 
 
 @dataclass
@@ -50,7 +66,9 @@ class Worker:
         last_step: the newest step it tells of.
         ok: how it ended; None while it has not.
         dropped: events it could not write.
-        starts: how often it began.
+        attempt: which time the run has begun; the same for all workers.
+        starts: how often it began, as far as its files tell.
+        pause_s: the longest time between two of its events.
         began: when it did so last.
         first_t: when it did so first.
         before_s: seconds it had run before that.
@@ -67,11 +85,14 @@ class Worker:
     last_step: int = -1
     ok: bool | None = None
     dropped: int = 0
+    attempt: float = 0.0
     starts: int = 0
+    pause_s: float = 0.0
     began: float = 0.0
     first_t: float = 0.0
     before_s: float = 0.0
     waiting: list[dict[str, Any]] = field(default_factory=list)
+    _back: bool = False
 
     @property
     def name(self) -> str:
@@ -87,11 +108,23 @@ class Worker:
     def begin(self, event: dict[str, Any], local: bool) -> None:
         """It begins, or begins again."""
         self.settle(local)
-        t = float(event["t"])
+        t = _moment(event)
         self.before_s = self.seconds if self.starts else 0.0
         self.first_t = self.first_t if self.starts else t
         self.starts, self.start, self.ok, self.began, self.last_t = self.starts + 1, event, None, t, t
-        self.marks = Marks()
+        self.attempt = float(event.get("attempt") or self.starts)  # older files do not tell
+        self.marks, self.last_step, self._back = Marks(), -1, True
+
+    def heard(self, event: dict[str, Any]) -> None:
+        """It wrote something.
+
+        Raises:
+            ValueError: at no moment that can be.
+        """
+        t = _moment(event)
+        if self.last_t and not (self.follower is not None and self.follower.early):
+            self.pause_s = max(self.pause_s, t - self.last_t)
+        self.last_t = max(self.last_t, t)
 
     def add(self, event: dict[str, Any]) -> bool:
         """A `steps` event, which waits: many are taken in at once, as that is several times faster; whether it is time to `settle`.
@@ -126,22 +159,37 @@ class Worker:
     def _take(self, events: list[dict[str, Any]], local: bool) -> None:
         columns = [list(chain.from_iterable(event[name] for event in events)) for name in _COLUMNS]
         table = np.array(columns, dtype=np.float64).T
+        if any("round_s" in event for event in events):
+            rounds = [event.get("round_s") or [0.0] * len(event["step"]) for event in events]
+            table[:, 1 + _STEP.index("comm_s")] += np.array(list(chain.from_iterable(rounds)), dtype=np.float64)
         if not np.isfinite(table[:, 0]).all():
             raise ValueError("a step that is no number")
         table = table[np.isfinite(table).all(axis=1)]
-        newest: list[tuple[float, ...]] = []
+        newest, num_newest = [], 0
         for event in reversed(events):
-            newest[:0] = step_rows(event)
-            if len(newest) >= _MARKS:
-                break
+            first, count = int(event["step"][0]) if event["step"] else 0, len(event["step"])
+            if num_newest < _MARKS or -first % _STRIDE < count:
+                newest.append(step_rows(event))
+                num_newest += count
+        rows = [row for part in reversed(newest) for row in part]
         if not len(table):
             return
+        if self._back:
+            self.steps.cut(int(table[0, 0]))
+            self._back = False
         self.steps.extend(table[:, 0], table[:, 1:])
         self.last_step = max(self.last_step, int(table[:, 0].max()))
-        self.recent.extend(newest[-_RECENT:])
+        self.recent.extend(rows[-_RECENT:])
         if not local:
-            for step, at, _, *phases in newest[-_MARKS:]:
+            for step, at, _, *phases in rows:
                 self.marks.add(int(step), at + sum(phases[:3]))
+
+
+def _moment(event: dict[str, Any]) -> float:
+    t = float(event.get("t") or 0.0)
+    if not math.isfinite(t):
+        raise ValueError(t)
+    return t
 
 
 def step_rows(event: dict[str, Any]) -> list[tuple[float, ...]]:
@@ -149,7 +197,10 @@ def step_rows(event: dict[str, Any]) -> list[tuple[float, ...]]:
 
     Where nothing says when a step began, those before an event's time follow each other without a pause.
     """
-    rows = list(zip(event["step"], *(event[name] for name in _STEP), strict=True))
+    lists = {name: event[name] for name in _STEP}
+    if rounds := event.get("round_s"):  # replicas are waited for after the optimizer; shown with the other exchange
+        lists["comm_s"] = [a if None in (a, b) else a + b for a, b in zip(lists["comm_s"], rounds, strict=True)]
+    rows = list(zip(event["step"], *lists.values(), strict=True))
     whole = [all(value is not None for value in row) for row in rows]
     times: Any = event.get("at")
     if not _known(times, len(rows)):

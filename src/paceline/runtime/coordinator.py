@@ -344,28 +344,9 @@ class Coordinator:
             digest=self.book.digest(self._total),
         )
 
-    def _log_window(self, times: Rows, seen: Any) -> None:
-        if not self._log.wanted:
-            return
-        samples, busy, comm = times[:, :, 0], times[:, :, 1] + times[:, :, 2] + times[:, :, 4], times[:, :, 3]
-        there = np.isfinite(busy).all(axis=0)
-        step_s = (busy + comm)[:, there]
-        if not step_s.size:
-            return
-        rate = float(samples[:, there].sum() / step_s.max(axis=0).sum())
-        with np.errstate(divide="ignore", invalid="ignore"):
-            own = np.where(samples > 0, samples / busy, 0.0)[:, there]
-        able = float(own.mean(axis=1).sum())
-        self._log.write(
-            "window",
-            step=seen.step,
-            epoch=seen.epoch,
-            observation=seen,
-            step_s=step_s.mean(axis=1).tolist(),
-            comm_s=comm[:, there].mean(axis=1).tolist(),
-            samples_per_s=rate,
-            efficiency=rate / able if able else None,
-        )
+    def _log_window(self, times: Rows, seen: Observation) -> None:
+        if self._log.wanted and (found := told_of(times, seen)):
+            self._log.write("window", **found)
 
     def state(self) -> dict[str, Any]:
         """What a resume needs, apart from what differs between workers."""
@@ -451,6 +432,31 @@ class Coordinator:
         self._times = [StepTimes(**{**times, "parts": tuple(map(tuple, times["parts"]))}) for times in own["times"]]
         self.learned_cap = own["learned_cap"]
         return None
+
+
+def told_of(times: Rows, seen: Observation) -> dict[str, Any]:
+    """What a `window` event says; nothing where not everybody has told."""
+    there = np.isfinite(times).all(axis=(0, 2))
+    samples, data, compute, comm, optimizer, rounds = (times[:, there, column] for column in range(len(COLUMNS)))
+    busy, comm = data + compute + optimizer, comm + rounds
+    step_s = busy + comm
+    if not step_s.size:
+        return {}
+    rate = float(samples.sum() / step_s.sum(axis=1).mean())  # local steps end at different times
+    with np.errstate(divide="ignore", invalid="ignore"):
+        able = float(np.where(samples > 0, samples / busy, 0.0).mean(axis=1).sum())
+    exchange = comm.min(axis=0)  # whoever is last waits for the exchange alone
+    return {
+        "step": seen.step,
+        "epoch": seen.epoch,
+        "observation": seen,
+        "step_s": step_s.mean(axis=1).tolist(),
+        "comm_s": comm.mean(axis=1).tolist(),
+        "exchange_s": float(exchange.mean()),
+        "waiting_s": (comm - exchange).mean(axis=1).tolist(),
+        "samples_per_s": rate,
+        "efficiency": rate / able if able else None,
+    }
 
 
 def _exchange_s(times: Rows) -> float | None:

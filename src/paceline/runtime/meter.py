@@ -24,7 +24,8 @@ class StepTimes:
     """What one step cost this worker, and where gradients are measured what they were like.
 
     `parts` are (samples, squared norm, inner product with the joint gradient) of what this worker computed, `joint` the squared norm
-    of the joint gradient. `at` is when the loop asked for the batch, in seconds since the epoch by the host's clock.
+    of the joint gradient. `at` is when the loop asked for the batch, in seconds since the epoch by the host's clock. `round_s` is what local
+    training waited for other replicas after the step.
     """
 
     step: int
@@ -38,6 +39,7 @@ class StepTimes:
     parts: tuple[tuple[float, float, float], ...] = ()
     joint: float = math.nan
     at: float = 0.0
+    round_s: float = 0.0
 
     @property
     def busy_s(self) -> float:
@@ -100,6 +102,7 @@ class _Marks:
     ready: Any = None
     summed: Any = None
     updated: Any = None
+    agreed: Any = None
     closed: Any = None
     norms: list[torch.Tensor] = field(default_factory=list)
     joints: list[torch.Tensor] = field(default_factory=list)
@@ -158,6 +161,11 @@ class Meter:
         if self._open is not None:
             self._open.updated = self._clock.mark()
             self._open.updated_once = True
+
+    def agreed(self) -> None:
+        """Other replicas were waited for, as far as local training does so."""
+        if self._open is not None:
+            self._open.agreed = self._clock.mark()
 
     def norm(self, value: torch.Tensor) -> None:
         """The norm of a part of this worker's own gradient; only whether it is finite is used here."""
@@ -220,6 +228,7 @@ class Meter:
             parts=_parts(marks),
             joint=_squares(marks.joints) if marks.joints else math.nan,
             at=marks.at,
+            round_s=max(0.0, between(updated, marks.agreed)) if marks.agreed is not None else 0.0,
         )
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -154,7 +155,9 @@ class Pace:
         agree(comm, "settings", shared)
         label = os.environ.get(NODE) or getattr(comm, "host", "")
         others = agree(
-            comm, "version of paceline", {"paceline": versions["paceline"], "_all": versions, "_node": label}
+            comm,
+            "version of paceline",
+            {"paceline": versions["paceline"], "_all": versions, "_node": label, "_now": time.time()},
         )
         if settings.nodes is not None:
             self.topology = declared(settings.nodes, comm.size)
@@ -180,6 +183,8 @@ class Pace:
             schema=SCHEMA,
             rank=comm.rank,
             size=comm.size,
+            attempt=others[0]["_now"],
+            policies=settings.policies(),
             host=getattr(comm, "host", ""),
             pid=os.getpid(),
             device=str(device),
@@ -262,6 +267,7 @@ class Pace:
             loss = partial(self._losses.close_over_all, epoch, self._total.step)
             following = self._loader.next_ends_epoch if self._loader is not None else lambda: False
             self._rounds.after_step(epoch, ends_epoch=ends, loss=loss, next_ends_epoch=following)
+            self._meter.agreed()
 
     def _after_batch(self) -> None:
         """The loop is done with a batch."""

@@ -28,19 +28,19 @@ def _found(event: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     if kind == "window":
         yield "speed/samples_per_s", event["samples_per_s"]
         yield "speed/share_of_limit", event["efficiency"]
-        waits = [value for value in event["comm_s"] if value is not None]
-        for rank, (step_s, comm_s) in enumerate(zip(event["step_s"], event["comm_s"], strict=True)):
+        for rank, step_s in enumerate(event["step_s"]):
             yield f"worker-{rank}/samples", event["observation"]["samples"][rank]
             yield f"worker-{rank}/step_s", step_s
-            if comm_s is not None:
-                yield f"worker-{rank}/waiting_s", comm_s - min(waits)
+        for rank, waiting_s in enumerate(event.get("waiting_s", ())):
+            yield f"worker-{rank}/waiting_s", waiting_s
+        yield "speed/exchange_s", event.get("exchange_s")
     elif kind == "batch":
         yield "batch/samples", event["total"]
         yield "batch/noise_scale", event["noise"]
     elif kind == "lr":
         yield "batch/lr_factor", event["factor"]
     elif kind == "loss":
-        yield "loss/epoch_mean", event["loss"]
+        yield "worker-0/epoch_loss", event["loss"]  # its own mean: it is the one who tells
     elif kind == "round":
         for name in ("transfer_s", "waited_s", "num_bytes", "drift"):
             yield f"sync/{name}", event.get(name)

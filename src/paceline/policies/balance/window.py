@@ -7,7 +7,7 @@ import numpy as np
 from paceline.policies.balance.level import Floats
 from paceline.types import Limits, Observation
 
-COLUMNS = ("samples", "data_wait_s", "compute_s", "comm_s", "optimizer_s")
+COLUMNS = ("samples", "data_wait_s", "compute_s", "comm_s", "optimizer_s", "round_s")
 
 
 def observe(rows: Floats, *, step: int, epoch: int, ends_epoch: bool, total: int, limits: Limits) -> Observation:
@@ -17,7 +17,7 @@ def observe(rows: Floats, *, step: int, epoch: int, ends_epoch: bool, total: int
     batch of its latest one. The median ignores a single disturbed step; its standard error comes from the median absolute deviation.
 
     Args:
-        rows: shape (workers, steps, 5), columns as in `COLUMNS`, short last batches left out; rows of NaN where a worker
+        rows: shape (workers, steps, columns), columns as in `COLUMNS`, short last batches left out; rows of NaN where a worker
             has nothing to tell.
         step: the last step of the window.
         epoch: its epoch.
@@ -28,7 +28,7 @@ def observe(rows: Floats, *, step: int, epoch: int, ends_epoch: bool, total: int
     Returns:
         The observation that balance policies decide on.
     """
-    samples, data, compute, _, optimizer = (rows[:, :, column] for column in range(5))
+    samples, data, compute, _, optimizer = (rows[:, :, column] for column in range(5))  # times of one's own
     busy = data + compute + optimizer
     there = np.isfinite(busy) & (samples > 0)
     num_workers = len(samples)

@@ -111,13 +111,7 @@ function numbersOf(chart) {
 function chartSection(chart) {
   const plot = node("div", { class: "plot", role: "img", tabindex: "0" });
   const details = node("details", {}, node("summary", {}, "numbers"));
-  details.addEventListener("toggle", () => {
-    if (details.open) {
-      const old = details.querySelector(".scroll");
-      if (old) old.remove();
-      details.append(node("div", { class: "scroll", tabindex: "0" }, table(...numbersOf(section.chart))));
-    }
-  });
+  details.addEventListener("toggle", () => fill(section, section.chart));
   const section = node("section", { class: "chart", id: "" }, node("h3", {}, chart.title), node("p", { class: "text" }, chart.text), plot, details);
   section.dataset.chart = chart.id;
   section.chart = chart;
@@ -127,13 +121,24 @@ function chartSection(chart) {
 function fill(section, chart) {
   section.querySelector("h3").textContent = chart.title;
   section.querySelector(".text").textContent = chart.text;
+  const details = section.querySelector("details");
+  if (details.open) {
+    let place = details.querySelector(".scroll");
+    if (!place) { place = node("div", { class: "scroll", tabindex: "0" }); details.append(place); }
+    swap(place, table(...numbersOf(chart)));
+  }
+}
+
+function swap(place, made) {  // whoever reads or selects in it is left alone while nothing has changed
+  if (!place.firstChild || place.firstChild.outerHTML !== made.outerHTML) place.replaceChildren(made);
 }
 
 function decisionsSection() {
   const filter = node("input", { type: "search", "aria-label": "filter decisions" });
   const kinds = node("select", { "aria-label": "kind of decision" });
   const body = node("div", { class: "scroll", tabindex: "0" });
-  const section = node("section", { class: "chart decisions" }, node("h3", {}, "Decisions, newest first"),
+  const title = node("h3", {}, "Decisions, newest first");
+  const section = node("section", { class: "chart decisions" }, title,
     node("div", { class: "tools" }, node("label", {}, "filter", filter), node("label", {}, "kind", kinds)), body);
   section.show = (decisions, total) => {
     if (decisions) section.all = decisions;
@@ -145,7 +150,8 @@ function decisionsSection() {
     }
     const words = filter.value.toLowerCase();
     const chosen = section.all.filter((one) => (kinds.value === "all" || one.kind === kinds.value) && one.text.toLowerCase().includes(words));
-    body.replaceChildren(table(["step", "kind", "what and why"],
+    if (total !== undefined) title.textContent = "Decisions, newest first" + (total > section.all.length ? `: ${section.all.length} of ${total}` : "");
+    swap(body, table(["step", "kind", "what and why"],
       chosen.map((one) => [one.step < 0 ? "" : one.step, one.kind + (one.worker < 0 ? "" : ` (worker ${one.worker})`), one.text]), { class: "left" }));
   };
   filter.addEventListener("input", () => section.show());
@@ -175,8 +181,8 @@ function show(run, root) {
     fill(section, chart);
     draw(section.querySelector(".plot"), chart);
   }
-  panel.querySelector(".table").replaceChildren(workersTable(run.figures));
-  panel.decisions.show(run.decisions);
+  swap(panel.querySelector(".table"), workersTable(run.figures));
+  panel.decisions.show(run.decisions, run.num_decisions);
 }
 
 function zoomTo(from, to) {
@@ -197,15 +203,17 @@ function redraw() {
 function tools() {
   const from = node("input", { type: "number", min: "0", id: "from" }), to = node("input", { type: "number", min: "0", id: "to" });
   const all = node("button", { type: "button" }, "all steps");
+  const wrong = node("span", { class: "dim", role: "status" });
   const apply = () => {
-    const given = from.value !== "" && to.value !== "" && Number(to.value) > Number(from.value);
-    if (given) zoomTo(Number(from.value), Number(to.value));
+    const both = from.value !== "" && to.value !== "", first = Number(from.value), last = Number(to.value);
+    wrong.textContent = both && last < first ? `the last step must not be before the first: ${first} to ${last}` : "";
+    if (both && last >= first) zoomTo(first, last > first ? last : last + 1);
     else if (from.value === "" && to.value === "") zoomTo(null, null);  // else one of them is still to come
   };
   from.addEventListener("change", apply);
   to.addEventListener("change", apply);
   all.addEventListener("click", () => { from.value = to.value = ""; apply(); });
-  return node("div", { class: "tools", role: "group", "aria-label": "steps shown" }, node("label", {}, "from step", from), node("label", {}, "to step", to), all);
+  return node("div", { class: "tools", role: "group", "aria-label": "steps shown" }, node("label", {}, "from step", from), node("label", {}, "to step", to), all, wrong);
 }
 
 window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
