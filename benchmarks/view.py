@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import statistics
@@ -15,7 +16,7 @@ from pathlib import Path
 
 STEP_S = 0.05
 WORKERS, STEPS, EVERY = 64, 100_000, 4
-LONGEST_STEPS = 1_500_000
+LONGEST_STEPS = 300_000
 
 
 def events() -> list[str]:
@@ -76,42 +77,59 @@ def events() -> list[str]:
 
 
 def large(folder: Path, num_steps: int) -> float:
-    """A run of 64 workers, written as the runtime would; how many megabytes it takes."""
+    """A run of 64 workers on 8 nodes, written as the runtime would; how many megabytes it takes."""
     from paceline.events import events_path
 
-    busy = [0.04 + 0.0001 * rank for rank in range(WORKERS)]
+    draw = random.Random(1)
+    busy = [0.04 + 0.0001 * rank + draw.random() / 1e5 for rank in range(WORKERS)]
     slowest = max(busy)
     config = {"balance": "affine", "sync": "allreduce", "batch": "constant"}
+    seen = dict.fromkeys(("busy_s", "noise_s", "wall_s", "compute_s"), busy)
+    limits = {"lower": [1] * WORKERS, "cap": [2**31] * WORKERS, "granularity": 1}
     windows = {
         "epoch": 0,
-        "observation": {"samples": [16.0] * WORKERS, "busy_s": busy},
-        "step_s": [slowest + 0.005] * WORKERS,
+        "observation": {"ends_epoch": False, "total": 1024, "limits": limits, "samples": [16.0] * WORKERS, **seen},
+        "step_s": [slowest + 0.005 + draw.random() / 1e5 for _ in busy],
         "comm_s": [slowest - one + 0.005 for one in busy],
+        "exchange_s": 0.005 + draw.random() / 1e5,
+        "waiting_s": [slowest - one for one in busy],
         "samples_per_s": 16 * WORKERS / (slowest + 0.005),
-        "efficiency": 0.9,
+        "efficiency": 0.9 + draw.random() / 1e5,
     }
-    window = json.dumps(windows)[1:]
+    reason = "kept: a change would gain 0.1%, less than the 0.5% asked for"
+    plans = {"split": [16] * WORKERS, "changed": False, "reason": reason, "predicted_s": slowest, "digest": 123456789}
+    window, plan = json.dumps(windows)[1:], json.dumps(plans)[1:]
     for rank in range(WORKERS):
         path = events_path(folder, rank)
         path.parent.mkdir(parents=True, exist_ok=True)
-        start = {"schema": 1, "rank": rank, "size": WORKERS, "host": f"host-{rank}", "device": "cpu", "config": config}
-        times = {
-            "samples": [16] * EVERY,
-            "data_wait_s": [0.001] * EVERY,
-            "compute_s": [round(busy[rank] - 0.002, 5)] * EVERY,
-            "comm_s": [round(slowest - busy[rank] + 0.005, 5)] * EVERY,
-            "optimizer_s": [0.001] * EVERY,
+        start = {
+            "schema": 1,
+            "rank": rank,
+            "size": WORKERS,
+            "host": f"host-{rank // 8}",
+            "device": "cpu",
+            "config": config,
         }
-        same = json.dumps(times)[1:]
+        parts = ("data_wait_s", "compute_s", "comm_s", "optimizer_s", "round_s")
+        shares = (0.02, 0.96, None, 0.02, 0.0)
+        times = {
+            name: [slowest - busy[rank] + 0.005 if share is None else share * busy[rank]] * EVERY
+            for name, share in zip(parts, shares, strict=True)
+        }
+        same = json.dumps({"samples": [16] * EVERY, **times})[1:]
+        tells = rank == 1 or rank % 8 == 0  # the first of every node, and the second of all
         with path.open("w") as file:
             file.write(json.dumps({"type": "start", "t": 0.0, **start}) + "\n")
             for first in range(0, num_steps, EVERY):
-                opening = f'"t": {(first + EVERY) * STEP_S:.2f}, "step": '
-                at = [round((first + n) * STEP_S, 4) for n in range(EVERY)]
+                opening = f'"t": {1.7e9 + (first + EVERY) * STEP_S:.6f}, "step": '
+                at = [1.7e9 + (first + n) * STEP_S for n in range(EVERY)]
                 file.write(f'{{"type": "steps", {opening}{[*range(first, first + EVERY)]}, "at": {at}, {same}\n')
-                if rank < 2:
+                if tells:
                     file.write(f'{{"type": "window", {opening}{first + EVERY - 1}, {window}\n')
-            file.write(json.dumps({"type": "end", "t": num_steps * STEP_S, "step": num_steps, "ok": True}) + "\n")
+                    file.write(f'{{"type": "plan", {opening}{first + EVERY - 1}, "start": {first}, {plan}\n')
+            file.write(
+                json.dumps({"type": "end", "t": 1.7e9 + num_steps * STEP_S, "step": num_steps, "ok": True}) + "\n"
+            )
     return sum(file.stat().st_size for file in (folder / "events").iterdir()) / 1e6
 
 

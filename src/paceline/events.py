@@ -3,7 +3,8 @@
 Every line is an object with `type` and `t` (seconds since the epoch, on the writer's clock). A thread writes them, so that a slow disk
 never holds up a step: what finds its queue full is dropped and counted. A file that has grown to a quarter of what a run may take is
 left and the next begun, `worker-0000.1.jsonl`, `.2` and so on, with what a reader needs to begin there; the first and the newest three
-are kept.
+are kept. What all workers know alike, `window` and a `plan` that changes nothing, is written by the first worker of every node and by
+worker 1, so that one file that is lost takes nothing with it and many workers do not write the same many times.
 
 | type | when | fields |
 |---|---|---|
@@ -87,6 +88,7 @@ class EventLog:
         clock: seconds since the epoch.
         most_bytes: what a worker's files may take together.
         sinks: told of every event as well, each on a thread of its own.
+        tells: whether this worker keeps what all know alike (windows, and plans that change nothing); some do, so that files stay small.
 
     Attributes:
         dropped: events that found the queue full, or the disk.
@@ -99,8 +101,9 @@ class EventLog:
         *,
         most_bytes: int = MOST_BYTES,
         sinks: Sequence[Callable[[dict[str, Any]], None]] = (),
+        tells: bool = True,
     ) -> None:
-        self.path, self.dropped = path, 0
+        self.path, self.dropped, self._tells = path, 0, tells
         self._clock, self._part_bytes = clock, most_bytes // _KEPT
         self._queue: queue.Queue[dict[str, Any] | threading.Event | None] = queue.Queue(_WAITING)
         self._file: TextIO | None = None
@@ -127,6 +130,11 @@ class EventLog:
     def wanted(self) -> bool:
         """Whether anybody keeps events."""
         return self._thread is not None
+
+    @property
+    def tells(self) -> bool:
+        """Whether what all workers know alike is kept here too."""
+        return self._tells and self.wanted
 
     def write(self, type_: str, **fields: Any) -> None:
         """Append one event; never waits, but for the last."""

@@ -57,6 +57,31 @@ def test_a_worker_that_slows_down_is_named_once(phase, column):
     )
 
 
+@pytest.mark.parametrize("rate", [1.005, 1.01])
+def test_a_worker_that_creeps_is_named_too(rate):
+    def slower(window, phases, exchange):
+        phases[1, 1] *= rate ** max(0, window - 40)
+        return phases, exchange
+
+    found = play(160, slower)
+    assert found
+    assert {(one.worker, one.phase) for _, one in found} == {(1, "compute")}
+    window, first = found[0]
+    assert 1.25 < first.ratio < 1.6
+    assert 4 * 40 - 120 < first.since < 4 * window
+    assert len(found) < 10
+
+
+def test_two_falls_that_are_each_too_small_are_one():
+    def slower(window, phases, exchange):
+        phases[1, 1] *= 1.2 ** ((window >= 100) + (window >= 300))
+        return phases, exchange
+
+    ((window, behind),) = play(500, slower)
+    assert 300 < window < 400
+    assert (behind.worker, behind.phase) == (1, "compute")
+
+
 def test_a_smaller_batch_is_not_a_fall():
     """Equal shares first, then a tenth: fixed costs make a sample dearer, and one size had told no slope."""
     splits = ((60, 60, 60),) * 20 + ((6, 90, 84),) * 20

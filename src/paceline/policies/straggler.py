@@ -68,6 +68,9 @@ class Past:
         since: the step the first of them began with.
         score: the least of their errors, in usual ones.
         seen: windows in its past.
+        best: usual batch, its time and its mean squared error when it was at its best; 0 where that is not known.
+        best_since: the step at which it was.
+        best_phases: the phases then.
     """
 
     lines: Lines
@@ -79,6 +82,9 @@ class Past:
     since: Floats
     score: Floats
     seen: Floats
+    best: Floats
+    best_since: Floats
+    best_phases: Floats
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Past) and to_plain(self) == to_plain(other)
@@ -111,6 +117,9 @@ class Watch:
             since=nothing,
             score=nothing,
             seen=nothing,
+            best=np.zeros((num_workers + 1, 3)),
+            best_since=nothing,
+            best_phases=np.zeros((num_workers + 1, len(PHASES))),
         )
 
     def update(
@@ -164,7 +173,32 @@ class Watch:
             for who in np.flatnonzero(behind)
         ]
         learned = np.where(slow | pending, 0.0, b)  # what may be the beginning of a fall is not yet the past
-        return found, self._learned(learned, t, noise, rows, ratio, judged, ~behind, count, since, lowest, past)
+        after = self._learned(learned, t, noise, rows, ratio, judged, ~behind, count, since, lowest, past)
+        return self._crept(step, b, learned, behind, found, past, after)
+
+    def _crept(
+        self, step: int, b: Floats, learned: Floats, behind: Bools, found: list[Behind], past: Past, after: Past
+    ) -> tuple[list[Behind], Past]:
+        """Whoever becomes slower little by little takes its past along: it is compared with itself at its best, at a like batch."""
+        usual_b, usual_t = after.lines.mean_b, after.lines.mean_t
+        settled = (learned > 0) & (after.seen >= 2 * _PAST) & ~behind
+        settled[-1] = False  # the exchange has no best of its own
+        alike = (past.best[:, 0] > 0) & (np.abs(usual_b - past.best[:, 0]) <= (_APART - 1) * past.best[:, 0])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(settled & alike, usual_t / past.best[:, 1], 1.0)
+        score = (ratio - 1.0) / np.sqrt(np.maximum(past.best[:, 2], _LEAST_ERROR**2))
+        far = (ratio > self.slow) & (score > _SIGMA)
+        for who in np.flatnonzero(far):
+            grown = (after.phases[who] - past.best_phases[who]) * b[who]
+            found.append(self._said(int(who), int(past.best_since[who]), grown, float(ratio[who]), float(score[who])))
+        anew = behind | far | (settled & (~alike | (ratio < 1.0)))
+        best = np.where(behind[:, None], 0.0, np.stack([usual_b, usual_t, after.error], axis=1))
+        return found, dataclasses.replace(
+            after,
+            best=np.where(anew[:, None], best, past.best),
+            best_since=np.where(anew, float(step), past.best_since),
+            best_phases=np.where(anew[:, None], after.phases, past.best_phases),
+        )
 
     def _expected(self, b: Floats, past: Past) -> tuple[Floats, Bools]:
         """What a batch should take, and whether that can be said."""
@@ -213,6 +247,9 @@ class Watch:
             since,
             score,
             np.where(kept, past.seen + took, 0.0),
+            past.best,
+            past.best_since,
+            past.best_phases,
         )
 
     def _said(self, who: int, since: int, grown: Floats, ratio: float, score: float) -> Behind:

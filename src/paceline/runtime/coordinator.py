@@ -333,6 +333,8 @@ class Coordinator:
         )
 
     def _log_plan(self, step: int, plan: Plan, reason: str, predicted_s: float | None, *, changed: bool) -> None:
+        if not (changed or self._log.tells):
+            return
         self._log.write(
             "plan",
             step=step,
@@ -345,7 +347,7 @@ class Coordinator:
         )
 
     def _log_window(self, times: Rows, seen: Observation) -> None:
-        if self._log.wanted and (found := told_of(times, seen)):
+        if self._log.tells and (found := told_of(times, seen)):
             self._log.write("window", **found)
 
     def state(self) -> dict[str, Any]:

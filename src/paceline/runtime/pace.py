@@ -175,7 +175,8 @@ class Pace:
                 raise ConfigError(problem)
         if settings.run_dir is not None or told:
             path = None if settings.run_dir is None else events_path(Path(settings.run_dir), comm.rank)
-            self._log = EventLog(path, most_bytes=settings.log_mb * 2**20, sinks=told)
+            tells = comm.rank <= 1 or any(comm.rank == min(node) for node in self.topology.members)
+            self._log = EventLog(path, most_bytes=settings.log_mb * 2**20, sinks=told, tells=tells)
         self._losses = Losses(comm, self._log)
         self._rates = Rates(settings.lr_rule, self._log)
         self._log.write(
