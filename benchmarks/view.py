@@ -21,7 +21,12 @@ LONGEST_STEPS = 300_000
 
 def events() -> list[str]:
     """What events cost a step of 50 ms, for 4 and 64 workers: in the thread that trains, and with the thread that writes."""
+    import numpy
+
     from paceline.events import EventLog
+    from paceline.policies.balance.window import COLUMNS, observe
+    from paceline.runtime.coordinator import told_of
+    from paceline.types import Limits
 
     lines = [
         "### Events, per step of 50 ms",
@@ -33,26 +38,15 @@ def events() -> list[str]:
     for size in (4, 64):
         with tempfile.TemporaryDirectory() as folder:
             log, spent = EventLog(Path(folder) / "worker-0000.jsonl"), []
-            names = ("at", "samples", "data_wait_s", "compute_s", "comm_s", "optimizer_s")
-            seen_names = ("samples", "busy_s", "noise_s", "wall_s", "compute_s")
+            times = 0.05 + 0.01 * numpy.random.default_rng(1).random((size, every, len(COLUMNS)))
+            times[:, :, 0] = 16
+            seen = observe(times, step=0, epoch=0, ends_epoch=False, total=16 * size, limits=Limits.of(size))
             cpu = time.process_time()
             for first in range(0, count, every):
                 begun = time.perf_counter()
-                log.write(
-                    "steps",
-                    step=list(range(first, first + every)),
-                    **{name: [0.0123456789012] * every for name in names},
-                )
-                log.write(
-                    "window",
-                    step=first + every - 1,
-                    epoch=0,
-                    observation={name: [0.0123456789012] * size for name in seen_names},
-                    step_s=[0.0123456789] * size,
-                    comm_s=[0.0123456789] * size,
-                    samples_per_s=1234.5678,
-                    efficiency=0.98765,
-                )
+                columns = {name: times[0, :, place].tolist() for place, name in enumerate(COLUMNS)}
+                log.write("steps", step=list(range(first, first + every)), at=[1.7e9 + first] * every, **columns)
+                log.write("window", **told_of(times, seen))
                 reason = "kept: a change would gain less than what is asked for, " + "x" * 40
                 log.write(
                     "plan",

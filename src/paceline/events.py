@@ -33,6 +33,7 @@ worker 1, so that one file that is lost takes nothing with it and many workers d
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import queue
@@ -218,12 +219,14 @@ class EventLog:
             self._take({"type": "note", "t": self._clock(), "text": text})
 
     def _take(self, event: dict[str, Any]) -> None:
-        plain = _finite(to_plain_fields(event))
-        for teller in self._sinks:
-            teller.tell(plain)
+        text = _text(event)
+        if self._sinks:
+            plain = json.loads(text)
+            for teller in self._sinks:
+                teller.tell(plain)
         if self._file is None:
             return
-        line = json.dumps(plain) + "\n"
+        line = text + "\n"
         if event["type"] in HEAD:
             self._head[event["type"]] = line
         elif self._size + len(line) > self._part_bytes:
@@ -300,9 +303,19 @@ class _Teller:
                 self._log.write("note", text=f"{self.name} is told no more: {type(error).__name__}: {error}")
 
 
-def to_plain_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """Dataclasses among the fields as plain values."""
-    return {name: to_plain(value) for name, value in fields.items()}
+def _text(event: dict[str, Any]) -> str:
+    """An event as JSON; where a number is not finite, the slow way."""
+    try:
+        return json.dumps(event, allow_nan=False, default=_shallow)
+    except ValueError:
+        return json.dumps(_finite({name: to_plain(value) for name, value in event.items()}))
+
+
+def _shallow(value: Any) -> Any:
+    """A dataclass as a dict of its fields; whatever else, as `to_plain` has it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+    return to_plain(value)
 
 
 def _finite(value: Any) -> Any:

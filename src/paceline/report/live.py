@@ -123,7 +123,7 @@ def _headline(run: Run, status: str, now: float | None, plain: bool) -> Renderab
         parts[-1] += f" for {(time.time() if now is None else now) - run.written:.0f} s"
     if run.read_share < 0.99:
         parts.append(f"[dim]{run.read_share:.0%} read[/dim]")
-    parts.append(f"step {run.last_step}")
+    parts.append(f"step {run.last_step}" if run.last_step >= 0 else "no step yet")
     if window is not None:
         speed = f"{window.samples_per_s:.0f} samples/s"
         if window.limit:

@@ -55,6 +55,7 @@ def figures(run: Run) -> dict[str, Any]:
         "name": run.name,
         "status": run.status(),
         "num_workers": run.size,
+        "logs": shown(str(run.folder / "logs")) if (run.folder / "logs").is_dir() else None,
         "steps": run.last_step + 1,
         "seconds": run.seconds,
         "problem": "",
@@ -100,6 +101,8 @@ def words(found: dict[str, Any]) -> list[str]:
         "ended": "has ended",
     }[found["status"]]
     said = [f"{found['name']} {state}: {many}, {found['steps']} steps in {_duration(found['seconds'])}."]
+    if found["status"] == "failed" and found["logs"]:
+        said.append(f"What its workers printed is in {found['logs']}.")
     if found["samples_per_s"]:
         speed = f"{found['samples_per_s']:.0f} samples/s"
         if found["limit_samples_per_s"]:
