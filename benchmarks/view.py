@@ -25,7 +25,7 @@ def events() -> list[str]:
 
     from paceline.events import EventLog
     from paceline.policies.balance.window import COLUMNS, observe
-    from paceline.runtime.coordinator import told_of
+    from paceline.runtime.lookout import told_of
     from paceline.types import Limits
 
     lines = [

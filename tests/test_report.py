@@ -39,7 +39,7 @@ from paceline.report.series import Series
 from paceline.report.steps import places, spans
 from paceline.report.summary import figures, markdown
 from paceline.report.trace import entries, first_step, write
-from paceline.runtime.coordinator import told_of
+from paceline.runtime.lookout import told_of
 from paceline.runtime.track import scalars, sinks
 from paceline.types import Limits
 from tests import ranks

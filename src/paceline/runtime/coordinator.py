@@ -8,7 +8,6 @@ leader. A digest of the newest plan travels with each gather: workers that disag
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -25,13 +24,12 @@ from paceline.policies.balance.window import COLUMNS, observe
 from paceline.policies.balance.wrappers import HeldState
 from paceline.policies.batch import Size
 from paceline.policies.batch.cost import Cost
-from paceline.policies.straggler import Watch
+from paceline.runtime.lookout import Lookout, exchange_s
 from paceline.runtime.meter import Meter, StepTimes
 from paceline.runtime.plans import Plan, PlanBook
 from paceline.runtime.sizing import Kept, Sizing, Sketches
 from paceline.types import NO_CAP, Limits, Observation, from_plain, to_plain
 
-_LOGGER = logging.getLogger("paceline")
 Rows = NDArray[np.float64]
 SHARD_GAIN = 0.02  # of a step's time, for which samples may change hands
 WARM_UP_STEPS = 1  # the first step pays for lazy initialisation and tells nothing about speed
@@ -80,8 +78,7 @@ class Coordinator:
         self._every, self._horizon, self._log, self._meter, self._align = every, horizon, log, meter, align
         self._state = policy.init(comm.size)
         self._cost = Cost.unknown(comm.size)
-        self._watch = Watch()
-        self._past = self._watch.init(comm.size)
+        self._lookout = Lookout(comm, log)
         self.book = PlanBook(Plan(0, policy, self._state, limits, sizing.total))
         self._times: list[StepTimes] = []
         self._sizes: set[int] = set()  # batches this worker has had
@@ -207,8 +204,7 @@ class Coordinator:
         )
         resized = self._sized(rows[:, self._width :], times, seen, step)
         seen = dataclasses.replace(seen, total=self._total, limits=self._limits)
-        self._log_window(times, seen)
-        self._look_out(times, seen)
+        self._lookout.take(times, seen)
         if not any(seen.samples) and not ends_epoch:
             if resized:
                 self._log_plan(step, self.book.latest, "another batch, speeds as known", None, changed=True)
@@ -229,27 +225,8 @@ class Coordinator:
         if not self.sizing.measures:
             return False
         if any(seen.samples):
-            self._cost = self._cost.add(seen, _exchange_s(times))
+            self._cost = self._cost.add(seen, exchange_s(times))
         return self._adopt(self.sizing.from_window(gradients, self.room, self._fixed()), step)
-
-    def _look_out(self, times: Rows, seen: Observation) -> None:
-        """Say once who has fallen behind."""
-        if not any(seen.samples):
-            return
-        phases = _medians(times[:, :, [1, 2, 4]])
-        found, self._past = self._watch.update(
-            seen.step - seen.num_steps + 1,
-            np.array(seen.samples),
-            np.array(seen.busy_s),
-            np.array(seen.noise_s),
-            phases,
-            _exchange_s(times) or 0.0,
-            self._past,
-        )
-        for one in found:
-            self._log.write("straggler", step=seen.step, **to_plain(one))
-            if self._comm.rank == 0:
-                _LOGGER.warning("paceline: %s", one.text)
 
     def _fixed(self, further_s: float = 0.0) -> float | None:
         """What a step costs before its first sample, in samples, with batches divided as they are."""
@@ -346,10 +323,6 @@ class Coordinator:
             digest=self.book.digest(self._total),
         )
 
-    def _log_window(self, times: Rows, seen: Observation) -> None:
-        if self._log.tells and (found := told_of(times, seen)):
-            self._log.write("window", **found)
-
     def state(self) -> dict[str, Any]:
         """What a resume needs, apart from what differs between workers."""
         kept = None
@@ -372,6 +345,7 @@ class Coordinator:
             ],
             "sizing": self.sizing.plain(),
             "cost": to_plain(self._cost),
+            "past": to_plain(self._lookout.past),
             "proposal": self.proposal,
             "micro": self._all_micro,
             "under_way": kept,
@@ -421,6 +395,8 @@ class Coordinator:
             )
         self._state = learned
         self._cost = from_plain(self._cost, state["cost"]) if "cost" in state else self._cost
+        if "past" in state:
+            self._lookout.past = from_plain(self._lookout.past, state["past"])
         self.proposal = None if state["proposal"] is None else tuple(state["proposal"])
         self.book = PlanBook(plans[0])
         for plan in plans[1:]:
@@ -434,44 +410,3 @@ class Coordinator:
         self._times = [StepTimes(**{**times, "parts": tuple(map(tuple, times["parts"]))}) for times in own["times"]]
         self.learned_cap = own["learned_cap"]
         return None
-
-
-def told_of(times: Rows, seen: Observation) -> dict[str, Any]:
-    """What a `window` event says; nothing where not everybody has told."""
-    there = np.isfinite(times).all(axis=(0, 2))
-    samples, data, compute, comm, optimizer, rounds = (times[:, there, column] for column in range(len(COLUMNS)))
-    busy, comm = data + compute + optimizer, comm + rounds
-    step_s = busy + comm
-    if not step_s.size:
-        return {}
-    rate = float(samples.sum() / step_s.sum(axis=1).mean())  # local steps end at different times
-    with np.errstate(divide="ignore", invalid="ignore"):
-        able = float(np.where(samples > 0, samples / busy, 0.0).mean(axis=1).sum())
-    exchange = comm.min(axis=0)  # whoever is last waits for the exchange alone
-    return {
-        "step": seen.step,
-        "epoch": seen.epoch,
-        "observation": seen,
-        "step_s": step_s.mean(axis=1).tolist(),
-        "comm_s": comm.mean(axis=1).tolist(),
-        "exchange_s": float(exchange.mean()),
-        "waiting_s": (comm - exchange).mean(axis=1).tolist(),
-        "samples_per_s": rate,
-        "efficiency": rate / able if able else None,
-    }
-
-
-def _exchange_s(times: Rows) -> float | None:
-    """The exchange of a window's typical step: whoever is last to be ready waits for it alone; None if not everybody told."""
-    exchange = times[:, :, COLUMNS.index("comm_s")].min(axis=0)
-    there = exchange[np.isfinite(exchange)]
-    return float(np.median(there)) if there.size else None
-
-
-def _medians(rows: Rows) -> Rows:
-    """Of every worker and column, over the steps that are there; 0 where there is none."""
-    there = np.isfinite(rows.sum(axis=2)).any(axis=1)
-    found = np.zeros((len(rows), rows.shape[2]))
-    if there.any():
-        found[there] = np.nanmedian(rows[there], axis=1)
-    return found
