@@ -34,7 +34,7 @@ def charts(run: Run, found: dict[str, Any]) -> list[dict[str, Any]]:
         return []
     made = [
         _speed(run),
-        _lanes(run),
+        _lanes(run, found),
         _phases(found),
         _step_time(run),
         _efficiency(run),
@@ -109,7 +109,7 @@ def _speed(run: Run) -> dict[str, Any] | None:
     )
 
 
-def _lanes(run: Run) -> dict[str, Any] | None:
+def _lanes(run: Run, found: dict[str, Any]) -> dict[str, Any] | None:
     """Who waits when: a row a worker."""
     if run.waits is None or not len(run.waits):
         return None
@@ -119,12 +119,11 @@ def _lanes(run: Run) -> dict[str, Any] | None:
     for rank in range(run.waits.columns - 1):
         steps, waits = thinned(run.waits, rank)
         rows.append([None if one is None else 100 * one for one in _over(waits, took)])
-    means = [_mean(row) for row in rows]
-    most = max(range(len(means)), key=lambda rank: means[rank] or 0.0)
+    idle = max((one["idle_share"] or 0.0, -one["worker"]) for one in found["workers"])
     return {
         "id": "lanes",
         "title": "Who waits, and when: share of each step spent waiting for others",
-        "text": f"A row a worker. Worker {most} waits most: {means[most] or 0:.0%} of its time.",
+        "text": f"A row a worker. Worker {-idle[1]} waits most: {idle[0]:.0%} of its time.",
         "kind": "map",
         "x_title": "step",
         "y_title": "worker",
@@ -283,8 +282,3 @@ def _zeta(run: Run) -> dict[str, Any] | None:
 
 def _ms(values: list[float | None]) -> list[float | None]:
     return [None if value is None else value * 1e3 for value in values]
-
-
-def _mean(values: list[float | None]) -> float | None:
-    there = [value for value in values if value is not None]
-    return sum(there) / len(there) / 100.0 if there else None

@@ -119,7 +119,8 @@ def words(found: dict[str, Any]) -> list[str]:
     said += [_fallen(one) for one in found["stragglers"][-3:]]
     if found["losses"]:
         first, last = found["losses"][0], found["losses"][-1]
-        said.append(f"Loss {first['loss']:.4g} in epoch {first['epoch']}, {last['loss']:.4g} in epoch {last['epoch']}.")
+        later = f", {last['loss']:.4g} in epoch {last['epoch']}" if last is not first else ""
+        said.append(f"Loss {first['loss']:.4g} in epoch {first['epoch']}{later}.")
     if found["missing"]:
         said.append(f"No events of workers {', '.join(map(str, found['missing']))}.")
     if found["damaged_lines"] or found["dropped_events"]:
