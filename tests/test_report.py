@@ -657,6 +657,13 @@ def test_what_was_done_again_replaces_what_was_lost(tmp_path):
     assert compute["x"] == pytest.approx([100.0] * 4 + [50.0] * 4 + [200.0] * 4 + [50.0] * 4)
 
 
+def test_a_run_that_goes_on_by_a_clock_that_is_behind(tmp_path):
+    attempt(tmp_path, 2, [8, 8], [0.1, 0.2], 0, 40, 9, ends=False)
+    attempt(tmp_path, 2, [12, 4], [0.1, 0.1], 40, 40, 3)
+    run = told(tmp_path)
+    assert (run.status(), run.last_step, run.split) == ("ended", 79, [12, 4])
+
+
 def test_a_new_start_in_a_file_that_is_gone(tmp_path):
     attempt(tmp_path, 3, [8, 8, 8], [0.1, 0.2, 0.2], 0, 40, 1, most_bytes=40_000)
     attempt(tmp_path, 2, [8, 8], [0.1, 0.2], 40, 1200, 2, most_bytes=40_000)

@@ -108,11 +108,13 @@ class Worker:
     def begin(self, event: dict[str, Any], local: bool) -> None:
         """It begins, or begins again."""
         self.settle(local)
-        t = _moment(event)
+        t, told = _moment(event), float(event.get("attempt") or self.starts + 1)  # older files do not tell
+        if not math.isfinite(told):
+            raise ValueError(told)
         self.before_s = self.seconds if self.starts else 0.0
         self.first_t = self.first_t if self.starts else t
         self.starts, self.start, self.ok, self.began, self.last_t = self.starts + 1, event, None, t, t
-        self.attempt = float(event.get("attempt") or self.starts)  # older files do not tell
+        self.attempt = max(told, math.nextafter(self.attempt, math.inf))  # also where clocks were set back meanwhile
         self.marks, self.last_step, self._back = Marks(), -1, True
 
     def heard(self, event: dict[str, Any]) -> None:

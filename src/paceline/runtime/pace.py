@@ -184,7 +184,7 @@ class Pace:
             schema=SCHEMA,
             rank=comm.rank,
             size=comm.size,
-            attempt=others[0]["_now"],
+            attempt=max(other["_now"] for other in others),
             policies=settings.policies(),
             host=getattr(comm, "host", ""),
             pid=os.getpid(),
