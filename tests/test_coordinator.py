@@ -23,6 +23,9 @@ class Told:
     def __init__(self):
         self.ready = []
 
+    def held(self, seconds):
+        assert seconds >= 0
+
     def take(self):
         done, self.ready = self.ready, []
         return done

@@ -168,6 +168,27 @@ def test_a_full_disk_does_not_end_a_run(tmp_path):
     assert log.dropped > 0
 
 
+def test_a_disk_that_is_full_for_a_while_is_told_of(tmp_path):
+    path = tmp_path / "e.jsonl"
+    log = EventLog(path)
+    log.write("loss", loss=1.0)
+    assert log.flush()
+    kept = log._file
+    with Path("/dev/full").open("ab", buffering=0) as full:
+        log._file = full
+        for number in range(20):  # one by one, as a run writes them
+            log.write("loss", loss=float(number))
+            assert log.flush()
+        assert log.dropped == 20
+        log._file = kept
+    log.write("loss", loss=2.0)
+    log.close()
+    found = list(read(path))
+    assert [event["loss"] for event in found if event["type"] == "loss"] == [1.0, 2.0]
+    notes = [event["text"] for event in found if event["type"] == "note"]
+    assert notes == ["20 events were dropped: 20 could not be written (OSError: [Errno 28] No space left on device)"]
+
+
 def test_a_newer_schema_is_refused(tmp_path):
     path = tmp_path / "e.jsonl"
     path.write_text(json.dumps({"type": "start", "schema": SCHEMA + 1}) + "\n")

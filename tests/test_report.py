@@ -664,6 +664,58 @@ def test_a_run_that_goes_on_by_a_clock_that_is_behind(tmp_path):
     assert (run.status(), run.last_step, run.split) == ("ended", 79, [12, 4])
 
 
+def test_workers_that_join_by_a_clock_that_is_behind(tmp_path):
+    attempt(tmp_path, 2, [8, 8], [0.1, 0.2], 0, 40, 9)
+    attempt(tmp_path, 3, [4, 4, 8], [0.1, 0.2, 0.2], 40, 40, 3)
+    run = told(tmp_path)
+    assert (run.status(), run.last_step, run.split) == ("ended", 79, [4, 4, 8])
+
+
+def test_older_files_that_tell_no_attempt(tmp_path):
+    attempt(tmp_path, 2, [8, 8], [0.1, 0.2], 0, 40, 1)
+    attempt(tmp_path, 4, [4, 4, 4, 4], [0.1] * 4, 40, 40, 2)
+    for rank in range(4):
+        path = events_path(tmp_path, rank)
+        path.write_text(re.sub(r'"attempt": [0-9.]+, ', "", path.read_text()).replace('"waiting_s"', '"other"'))
+    run = told(tmp_path)
+    assert (run.status(), run.last_step, run.split) == ("ended", 79, [4, 4, 4, 4])
+    assert figures(run)["exchange_s"] == pytest.approx(0.01)
+
+
+def test_a_resume_keeps_what_was_before_it(tmp_path):
+    """A loader writes a plan for step 0 before the checkpoint is read; epochs that were lost are not told of."""
+    attempt(tmp_path, 2, [8, 8], [0.1, 0.2], 0, 80, 1, ends=False)
+    with EventLog(events_path(tmp_path, 0), clock=lambda: 1500.0) as log:
+        for epoch in range(6):
+            log.write("loss", epoch=epoch, step=epoch * 10, loss=10.0 + epoch, samples=10)
+        log.write("batch", step=40, start=41, total=32, before=16, reason="noise", noise=80.0)
+        log.write("round", step=70, span=[0, 9], num_bytes=100, transfer_s=0.1, waited_s=0.0, drift=0.0)
+    attempt(tmp_path, 2, [8, 8], [0.1, 0.2], 60, 0, 2, ends=False)
+    run = told(tmp_path)
+    assert (run.last_step, run.num_rounds) == (79, 1)  # nothing is done again yet
+    with EventLog(events_path(tmp_path, 0), clock=lambda: 2500.0) as log:
+        log.write("plan", step=0, start=0, split=[8, 8], changed=True, reason="first plan", predicted_s=None, digest=1)
+        log.write("steps", **steps(60, 4, 8, 0.0, 0.1, 0.1, 0.0, 2001.0))
+        log.write("window", **window(63, [8, 8], [0.1, 0.2]))
+        log.write("loss", epoch=3, step=63, loss=1.0, samples=10)
+        log.write("round", step=63, span=[0, 9], num_bytes=7, transfer_s=0.1, waited_s=0.0, drift=0.0)
+    run.update()
+    assert run.last_step == 63
+    assert run.batches.steps == [40]
+    assert not run.decisions[-1].text.startswith("split")
+    assert [one["epoch"] for one in figures(run)["losses"]] == [0, 1, 2, 3]
+    assert (run.num_rounds, run.round_bytes) == (1, 7)
+
+
+def test_a_long_run_that_was_killed_falls_silent(tmp_path):
+    run_dir = write_run(tmp_path, [8, 24], [0.1, 0.2], num_steps=12_000, ends=False)
+    whole, short = told(run_dir), Run(run_dir, newest=2**19)
+    short.update()
+    assert short.workers[0].pause_s == pytest.approx(whole.workers[0].pause_s) == pytest.approx(0.84)
+    later = whole.written + 100
+    assert whole.status(later) == short.status(later) == "silent"
+
+
 def test_a_new_start_in_a_file_that_is_gone(tmp_path):
     attempt(tmp_path, 3, [8, 8, 8], [0.1, 0.2, 0.2], 0, 40, 1, most_bytes=40_000)
     attempt(tmp_path, 2, [8, 8], [0.1, 0.2], 40, 1200, 2, most_bytes=40_000)
@@ -696,24 +748,32 @@ def test_a_part_that_goes_before_it_was_read(tmp_path):
 
 
 def test_workers_that_take_turns_wait_and_do_not_exchange(tmp_path):
-    times = np.zeros((2, 4, 6))
-    times[:, :, 0] = 8
+    times = np.zeros((2, 4, 7))
+    times[:, :, 0], times[:, :, 6] = 8, range(4)
     times[0, :, 2], times[1, :, 2] = [0.1, 0.15, 0.1, 0.15], [0.15, 0.1, 0.15, 0.1]
     times[0, :, 3], times[1, :, 3] = [0.055, 0.005, 0.055, 0.005], [0.005, 0.055, 0.005, 0.055]
     log = EventLog(events_path(tmp_path, 0))
     log.write("start", **start(0, 2))
-    log.write(
-        "window", **told_of(times, observe(times, step=3, epoch=0, ends_epoch=False, total=16, limits=Limits.of(2)))
-    )
+    seen = observe(times, step=3, epoch=0, ends_epoch=False, total=16, limits=Limits.of(2))
+    log.write("window", **told_of(times, seen))
     log.close()
     found = figures(told(tmp_path))
     assert found["exchange_s"] == pytest.approx(0.005)
     assert [one["waiting_s"] for one in found["workers"]] == pytest.approx([0.025, 0.025])
     assert found["samples_per_s"] == pytest.approx(16 / 0.155)
+    assert found["limit_samples_per_s"] == pytest.approx(16 / 0.125)
+    behind = times.copy()
+    behind[1, :3], behind[1, 3] = (
+        times[1, 1:],
+        np.nan,
+    )  # the second has left out its first step: the others are compared with their own
+    late = told_of(behind, seen)
+    assert late["exchange_s"] == pytest.approx(0.005)
+    assert late["waiting_s"] == pytest.approx([0.05 / 3, 0.1 / 3])
 
 
-def locally(folder):
-    with paceline.init(timeout_s=30, run_dir=folder, sync="local:h=4,settle=false", balance="equal") as pace:
+def locally(folder, sync):
+    with paceline.init(timeout_s=30, run_dir=folder, sync=sync, balance="equal") as pace:
         model = mlp()
         optimizer = torch.optim.SGD(model.parameters(), 0.05)
         model = pace.wrap(model, optimizer)
@@ -724,13 +784,15 @@ def locally(folder):
             optimizer.zero_grad()
 
 
-def test_waiting_for_replicas_is_waiting(tmp_path):
+@pytest.mark.parametrize("sync", ["local:h=4,settle=false", "local:h=64,settle=false", "gossip:every=32"])
+def test_waiting_for_replicas_is_waiting(tmp_path, sync):
     """The fast worker waits at the end of every round; that it does so in none of its steps' sums is no reason to deny it."""
     begun = time.monotonic()
-    ranks.run(2, locally, tmp_path, timeout_s=60)
+    ranks.run(2, locally, tmp_path, sync, timeout_s=60)
     passed = time.monotonic() - begun
     found = figures(told(tmp_path))
-    assert found["policies"]["sync"] == "local"
+    assert found["policies"]["sync"] == sync.partition(":")[0]
+    assert not any("data" in one for one in found["advice"])  # it waits for the other, not for data
     assert found["workers"][0]["idle_share"] > 0.5 > found["workers"][1]["idle_share"]
     assert "worker 0 waits" in " ".join(found["words"])
     assert found["samples_per_s"] > 1024 / passed
@@ -747,6 +809,9 @@ def test_a_line_that_makes_no_sense_hides_nothing(tmp_path):
         {"type": "window", "t": 1.0, **window(38, [8, 8], [0.1, 0.2]), "samples_per_s": "x"},
         {"type": "window", "t": 1.0, **window(38, [8, 8], [0.1, 0.2]), "observation": {}},
         {"type": "note", "t": float("inf"), "text": "never"},
+        {"type": "loss", "t": 1.0, "epoch": 1, "step": 1, "loss": float("nan"), "samples": 1},
+        {"type": "round", "t": 1.0, "step": 10**12, "span": [0, 1], "num_bytes": 10**12},
+        {"type": "window", "t": 1.0, **window(38, [8, 8], [0.1, 0.2]), "waiting_s": [-5.0, 1e9]},
         {"type": "loss", "t": 1.0, "epoch": 1, "step": float("inf"), "loss": 1.0, "samples": 1},
     ]
     silent = [{"type": "window", "t": 1.0, **window(39, [8, 8], [0.1, 0.2]), "samples_per_s": None}]

@@ -3,7 +3,7 @@
 Every line is an object with `type` and `t` (seconds since the epoch, on the writer's clock). A thread writes them, so that a slow disk
 never holds up a step: what finds its queue full is dropped and counted. A file that has grown to a quarter of what a run may take is
 left and the next begun, `worker-0000.1.jsonl`, `.2` and so on, with what a reader needs to begin there; the first and the newest three
-are kept. What all workers know alike, `window` and a `plan` that changes nothing, is written by the first worker of every node and by
+are kept. What all workers know alike, `window` and a `plan` that changes nothing, is written by the first worker of every machine and by
 worker 1, so that one file that is lost takes nothing with it and many workers do not write the same many times.
 
 | type | when | fields |
@@ -42,8 +42,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.types import to_plain
@@ -52,6 +53,7 @@ SCHEMA = 1
 MOST_BYTES = 256 * 2**20  # of one worker's files
 _WAITING = 4096  # events that may wait for the disk
 _KEPT = 4  # files of a worker
+_TOGETHER = 256  # lines written at once
 HEAD = ("start", "topology", "data")  # said again at the beginning of every file
 _DRAIN_S = 10.0
 TYPES = frozenset(
@@ -107,8 +109,10 @@ class EventLog:
         self.path, self.dropped, self._tells = path, 0, tells
         self._clock, self._part_bytes = clock, most_bytes // _KEPT
         self._queue: queue.Queue[dict[str, Any] | threading.Event | None] = queue.Queue(_WAITING)
-        self._file: TextIO | None = None
-        self._head: dict[str, str] = {}
+        self._file: FileIO | None = None
+        self._pending: list[bytes] = []  # lines for it
+        self._torn = False
+        self._head: dict[str, bytes] = {}
         self._part = self._size = self._told = self._failed = 0
         self._why = ""
         self._thread: threading.Thread | None = None
@@ -151,6 +155,12 @@ class EventLog:
         except queue.Full:
             self.dropped += 1
 
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def flush(self, timeout_s: float = _DRAIN_S) -> bool:
         """Wait until everything written so far is in the file; whether that came about in time."""
         if self._thread is None:
@@ -181,9 +191,8 @@ class EventLog:
             asked = event if isinstance(event, threading.Event) else None
             if not isinstance(event, threading.Event):
                 self._keep(event)
-            if self._file is not None and (asked or self._queue.empty()):
-                with suppress(Exception):  # what it could not write, it keeps and tries again
-                    self._file.flush()
+            if asked or self._queue.empty() or len(self._pending) >= _TOGETHER:
+                self._put()
             if self._queue.empty():
                 self._admit()
             if asked:
@@ -192,8 +201,10 @@ class EventLog:
             teller.close()
             if teller.lost:
                 self._say(f"{teller.name} was not told of {teller.lost} events: it is too slow")
+        self._put()
+        self._admit()
         if self._file is not None:
-            with suppress(Exception):
+            with suppress(OSError):
                 self._file.close()
 
     def _keep(self, event: dict[str, Any]) -> None:
@@ -201,9 +212,29 @@ class EventLog:
         try:
             self._take(event)
         except Exception as error:
-            self.dropped += 1
-            self._failed += 1
-            self._why = f"{type(error).__name__}: {error}"
+            self._lose(1, error)
+
+    def _lose(self, count: int, error: Exception) -> None:
+        self.dropped += count
+        self._failed += count
+        self._why = f"{type(error).__name__}: {error}"
+
+    def _put(self, *, counted: bool = True) -> bool:
+        """Write what waits; what the disk does not take is lost, and counted. Never a buffer beneath: it would lose without a word."""
+        if self._file is None or not self._pending:
+            return True
+        lines, self._pending = self._pending, []
+        data, done = b"\n" * self._torn + b"".join(lines), 0
+        try:
+            while done < len(data):
+                done += self._file.write(data[done:])
+            self._torn = False
+        except OSError as error:
+            if counted:
+                self._lose(len(lines) - max(0, data[:done].count(b"\n") - self._torn), error)
+            self._torn = data[done - 1 : done] != b"\n" if done else self._torn
+            return False
+        return True
 
     def _admit(self) -> None:
         """Say what was dropped, and why."""
@@ -211,12 +242,13 @@ class EventLog:
             fast = self.dropped - self._failed
             said = [f"{fast} came faster than they could be kept"] if fast else []
             said += [f"{self._failed} could not be written ({self._why})"] if self._failed else []
-            self._told = self.dropped
-            self._say(f"{self.dropped} events were dropped: {', '.join(said)}")
+            if self._say(f"{self.dropped} events were dropped: {', '.join(said)}"):
+                self._told = self.dropped
 
-    def _say(self, text: str) -> None:
-        with suppress(Exception):
-            self._take({"type": "note", "t": self._clock(), "text": text})
+    def _say(self, text: str) -> bool:
+        """A note; whether the disk took it."""
+        self._take({"type": "note", "t": self._clock(), "text": text})
+        return self._put(counted=False)
 
     def _take(self, event: dict[str, Any]) -> None:
         text = _text(event)
@@ -226,40 +258,41 @@ class EventLog:
                 teller.tell(plain)
         if self._file is None:
             return
-        line = text + "\n"
+        line = text.encode() + b"\n"
         if event["type"] in HEAD:
             self._head[event["type"]] = line
         elif self._size + len(line) > self._part_bytes:
             self._turn_over()
-        self._size += self._file.write(line)
+        self._pending.append(line)
+        self._size += len(line)
 
     def _open(self) -> None:
         """Go on at the end of a file; a line that a crash has torn ends there."""
         assert self.path is not None
         place = part_path(self.path, self._part)
-        torn = False
+        self._torn = False
         if place.exists() and place.stat().st_size:
             with place.open("rb") as file:
                 file.seek(-1, 2)
-                torn = file.read(1) != b"\n"
-        self._file = place.open("a", encoding="utf-8")
-        self._size = place.stat().st_size + (self._file.write("\n") if torn else 0)
+                self._torn = file.read(1) != b"\n"
+        self._file = place.open("ab", buffering=0)
+        self._size = place.stat().st_size
 
     def _turn_over(self) -> None:
         """Go on in the next file; in the old one, where the next cannot be made."""
         assert self._file is not None
         assert self.path is not None
-        with suppress(Exception):
-            self._file.flush()  # whoever reads on in the next file has seen all of this one
+        self._put()  # whoever reads on in the next file has seen all of this one
         try:
-            following = part_path(self.path, self._part + 1).open("a", encoding="utf-8")
+            following = part_path(self.path, self._part + 1).open("ab", buffering=0)
         except OSError:
             self._size = 0  # tries again after as much
             return
         old, self._file = self._file, following
         self._part += 1
-        self._size = sum(following.write(self._head[name]) for name in HEAD if name in self._head)
-        with suppress(Exception):
+        self._pending = [self._head[name] for name in HEAD if name in self._head]
+        self._size, self._torn = sum(map(len, self._pending)), False
+        with suppress(OSError):
             old.close()
         for number, path in parts(self.path):
             if 0 < number <= self._part - (_KEPT - 1):

@@ -72,6 +72,25 @@ def test_a_worker_that_creeps_is_named_too(rate):
     assert len(found) < 10
 
 
+@pytest.mark.parametrize("rate", [1.005, 1.01])
+def test_a_worker_that_creeps_is_named_although_its_share_follows(rate):
+    """With `affine` its time stays about the same, and its batch shrinks."""
+    random, limits, watch, policy = np.random.default_rng(0), Limits.of(3), Watch(), balance("affine")
+    past, state, found = watch.init(3), policy.init(3), []
+    for window in range(260):
+        b = np.array(policy.split(120, limits, state), float)
+        factor = np.array([1.0, rate ** max(0, window - 60), 1.0])
+        busy = (FIXED + SLOPE * b) * factor * (1 + 0.01 * random.standard_normal(3))
+        phases = np.stack([0.0 * busy, busy, 0.0 * busy], axis=1)
+        behind, past = watch.update(4 * window, b, busy, 0.005 * busy, phases, 0.01, past)
+        found += behind
+        times = tuple(busy)
+        seen = Observation(4 * window + 3, 0, False, 120, limits, tuple(b), times, tuple(0.005 * busy), times, times, 4)
+        _, state = policy.update(seen, state)
+    assert found
+    assert {(one.worker, one.phase) for one in found} == {(1, "compute")}
+
+
 def test_two_falls_that_are_each_too_small_are_one():
     def slower(window, phases, exchange):
         phases[1, 1] *= 1.2 ** ((window >= 100) + (window >= 300))

@@ -68,7 +68,8 @@ class Past:
         since: the step the first of them began with.
         score: the least of their errors, in usual ones.
         seen: windows in its past.
-        best: usual batch, its time and its mean squared error when it was at its best; 0 where that is not known.
+        best: when it was at its best: usual batch, its time, mean squared error, the line's fixed time and time per sample, the smallest
+            and largest batch in its past; 0 where that is not known.
         best_since: the step at which it was.
         best_phases: the phases then.
     """
@@ -117,7 +118,7 @@ class Watch:
             since=nothing,
             score=nothing,
             seen=nothing,
-            best=np.zeros((num_workers + 1, 3)),
+            best=np.zeros((num_workers + 1, 7)),
             best_since=nothing,
             best_phases=np.zeros((num_workers + 1, len(PHASES))),
         )
@@ -179,20 +180,29 @@ class Watch:
     def _crept(
         self, step: int, b: Floats, learned: Floats, behind: Bools, found: list[Behind], past: Past, after: Past
     ) -> tuple[list[Behind], Past]:
-        """Whoever becomes slower little by little takes its past along: it is compared with itself at its best, at a like batch."""
+        """Whoever becomes slower little by little takes its past along: it is compared with itself at its best."""
         usual_b, usual_t = after.lines.mean_b, after.lines.mean_t
         settled = (learned > 0) & (after.seen >= 2 * _PAST) & ~behind
         settled[-1] = False  # the exchange has no best of its own
-        alike = (past.best[:, 0] > 0) & (np.abs(usual_b - past.best[:, 0]) <= (_APART - 1) * past.best[:, 0])
+        best_b, best_t, error, fixed, slope, least, most = past.best.T
+        alike = (best_b > 0) & (np.abs(usual_b - best_b) <= (_APART - 1) * best_b)
+        on_line = (best_b > 0) & (most >= _APART * least) & (usual_b * _REACH >= least) & (usual_b <= _REACH * most)
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.where(settled & alike, usual_t / past.best[:, 1], 1.0)
-        score = (ratio - 1.0) / np.sqrt(np.maximum(past.best[:, 2], _LEAST_ERROR**2))
+            bound = best_t * np.maximum(
+                1.0, usual_b / best_b
+            )  # a smaller batch takes no longer, a larger one no more than in proportion
+        expected = np.where(alike, best_t, np.where(on_line, np.minimum(fixed + slope * usual_b, bound), bound))
+        known = settled & (best_b > 0) & (expected > 0)
+        ratio = np.where(known, usual_t / np.where(known, expected, 1.0), 1.0)
+        score = (ratio - 1.0) / np.sqrt(np.maximum(error, _LEAST_ERROR**2))
         far = (ratio > self.slow) & (score > _SIGMA)
         for who in np.flatnonzero(far):
             grown = (after.phases[who] - past.best_phases[who]) * b[who]
             found.append(self._said(int(who), int(past.best_since[who]), grown, float(ratio[who]), float(score[who])))
-        anew = behind | far | (settled & (~alike | (ratio < 1.0)))
-        best = np.where(behind[:, None], 0.0, np.stack([usual_b, usual_t, after.error], axis=1))
+        anew = behind | far | (settled & (best_b <= 0)) | (known & (alike | on_line) & (ratio < 1.0))
+        lines = after.lines
+        now = np.stack([usual_b, usual_t, after.error, lines.fixed_s, lines.slope_s, after.least, after.most], axis=1)
+        best = np.where(behind[:, None], 0.0, now)
         return found, dataclasses.replace(
             after,
             best=np.where(anew[:, None], best, past.best),

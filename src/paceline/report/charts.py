@@ -247,7 +247,7 @@ def _bytes(run: Run) -> dict[str, Any] | None:
     steps, sent = thinned(run.sent, 0)
     return _curves(
         "bytes",
-        "Bytes that a worker sends to other nodes in an exchange",
+        "Bytes that a worker sends in an exchange",
         f"Megabytes, mean over workers; {run.round_bytes / 1e6:.1f} MB in all.",
         "MB",
         [_line("sent", steps, [None if one is None else one / 1e6 for one in sent])],

@@ -90,9 +90,10 @@ class Run:
         self.split: list[int] = []
         self.stragglers: deque[dict[str, Any]] = deque(maxlen=100)
         self.begins = 0
-        self._attempt = 0.0
-        self._attempts: dict[int, float] = {}  # of each series
-        self._newest: dict[str, tuple[float, int]] = {}
+        self._attempt = 0  # the newest that was told of, by number
+        self._numbers: dict[float, int] = {}  # of attempts, in the order in which they came
+        self._attempts: dict[int, int] = {}  # of each series
+        self._newest: dict[str, tuple[int, int]] = {}
         self._noise: float | None = None
         self._said: set[Any] = set()
 
@@ -126,7 +127,24 @@ class Run:
 
     def _known(self, worker: Worker, kind: str, step: int) -> bool:
         """Whether another worker has told the same already."""
-        return kind in ("window", "plan") and (worker.attempt, step) <= self._newest.get(kind, (-1.0, -1))
+        return kind in ("window", "plan") and (self._number(worker), step) <= self._newest.get(kind, (-1, -1))
+
+    def _number(self, worker: Worker) -> int:
+        """Which attempt a worker is in. The order is that of the first worker's file; by value alone, clocks set back would mix it up."""
+        known = self._numbers.get(worker.attempt)
+        if known is None:
+            first = worker.rank == min(self.workers)
+            if not first and self._numbers and worker.attempt < max(self._numbers):
+                return 0
+            known = self._numbers[worker.attempt] = len(self._numbers) + 1
+        return known
+
+    def _current(self, worker: Worker) -> bool:
+        """Whether a worker takes part since the run began last."""
+        newest = self._newest_start
+        if "attempt" in newest or "attempt" in worker.start:
+            return bool(worker.start) and worker.start.get("attempt") == newest.get("attempt")
+        return bool(worker.start) and worker.start.get("size") == newest.get("size")  # older files do not tell
 
     @property
     def read_share(self) -> float:
@@ -137,9 +155,9 @@ class Run:
 
     @property
     def _newest_start(self) -> dict[str, Any]:
-        """Of the run as it began last."""
-        begun = [worker for worker in self.workers.values() if worker.start]
-        return max(begun, key=lambda worker: (worker.attempt, -worker.rank)).start if begun else {}
+        """Of the run as it began last: its first worker is always there."""
+        begun = [worker for _, worker in sorted(self.workers.items()) if worker.start]
+        return begun[0].start if begun else {}
 
     @property
     def size(self) -> int:
@@ -195,8 +213,9 @@ class Run:
     @property
     def last_step(self) -> int:
         """The newest step anybody tells of, since the run began last."""
-        newest = max((worker.attempt for worker in self.workers.values()), default=0.0)
-        return max((worker.last_step for worker in self.workers.values() if worker.attempt == newest), default=-1)
+        current = [worker for worker in self.workers.values() if self._current(worker)]
+        told = [worker for worker in current if not worker.again] or current  # nothing is done again yet
+        return max((worker.last_step for worker in told), default=-1)
 
     def status(self, now: float | None = None) -> str:
         """`empty`, `unreadable`, `running`, `silent` (no end, and nothing for longer than usual), `failed` or `ended`."""
@@ -205,8 +224,7 @@ class Run:
             return "unreadable"
         if not any(worker.start for worker in there):
             return "empty"
-        latest = max(worker.attempt for worker in there)
-        ends = [worker.ok if worker.attempt == latest else None for worker in there]
+        ends = [worker.ok if self._current(worker) else None for worker in there]
         if any(ok is False for ok in ends):
             return "failed"
         if all(ends):
@@ -248,40 +266,64 @@ class Run:
         elif kind == "loss":
             self._loss(worker, event)
         elif kind in ("note", "memory", "left-out"):
-            self._decided(event, -1 if kind == "left-out" else worker.rank, worker.rank)
+            once = (self._number(worker), event.get("step")) if kind == "left-out" else ()
+            self._decided(event, -1 if kind == "left-out" else worker.rank, worker.rank, once)
         elif kind in _COMMON:
             if kind == "round":
                 self._round(worker, event)
             self._common(worker, event)
 
     def _loss(self, worker: Worker, event: dict[str, Any]) -> None:
-        epoch, step, samples = int(event["epoch"]), int(event["step"]), float(event["samples"])
+        epoch, step, samples, number = (
+            int(event["epoch"]),
+            int(event["step"]),
+            float(event["samples"]),
+            self._number(worker),
+        )
         if event["loss"] is None:
             return
+        loss = float(event["loss"])
+        if not (math.isfinite(loss) and math.isfinite(samples) and samples >= 0):
+            raise ValueError(loss)
         entry = self.losses.get(epoch)
-        if entry is None or entry[3] < worker.attempt:  # the epoch was done again
-            entry = self.losses[epoch] = [0.0, 0.0, float(step), worker.attempt]
-        if entry[3] == worker.attempt:
-            entry[0] += float(event["loss"]) * samples
+        if entry is None or entry[3] < number:  # the epoch was done again, and with it all that came after
+            lost = [one for one, kept in self.losses.items() if one >= epoch and kept[3] < number]
+            for one in lost:
+                del self.losses[one]
+            entry = self.losses[epoch] = [0.0, 0.0, float(step), float(number)]
+        if entry[3] == number:
+            entry[0] += loss * samples
             entry[1] += samples
 
     def _round(self, worker: Worker, event: dict[str, Any]) -> None:
         """What a worker says of an exchange for itself."""
-        worker.marks.add(int(event["step"]), float(event["t"]))
-        sent = int(event.get("num_bytes") or 0)
+        step, sent, t = int(event["step"]), int(event.get("num_bytes") or 0), float(event["t"])
+        if not (0 <= step <= LAST and 0 <= sent < 2**50):
+            raise ValueError(sent)
+        if not self._advance(worker):
+            return
+        worker.marks.add(step, t)
         self.round_bytes += sent
-        self._point(self.sent, int(event["step"]), [sent])
+        self._point(self.sent, step, [sent])
+
+    def _advance(self, worker: Worker) -> bool:
+        """Whether a worker tells of the newest attempt; a newer one begins to count anew."""
+        number = self._number(worker)
+        if number > self._attempt:
+            self._attempt, self.num_rounds, self.round_bytes = number, 0, 0
+        return number == self._attempt
 
     def _common(self, worker: Worker, event: dict[str, Any]) -> None:
         """What all workers write alike is taken from the first that tells of it."""
-        kind, place = event["type"], (worker.attempt, int(event["step"]))
+        kind, place = event["type"], (self._number(worker), int(event["step"]))
         apart = {"straggler": "worker", "round": "span"}.get(kind)
         key = f"{kind} {event.get(apart)}" if apart else kind
         if not 0 <= place[1] <= LAST:
             raise ValueError(place[1])
-        if place <= self._newest.get(key, (-1.0, -1)) or worker.attempt < self._attempt:
+        if place <= self._newest.get(key, (-1, -1)) or not self._advance(worker):
             return
-        self._attempt = worker.attempt
+        if kind == "plan" and place[0] > 1 and not place[1]:
+            return  # made before the checkpoint was read: nobody follows it
         self._told(worker, kind, place[1], event)
         if len(self._newest) < _KINDS or key in self._newest:
             self._newest[key] = place
@@ -340,14 +382,13 @@ class Run:
     def _local(self) -> bool:
         return bool(self._newest_start) and self.policy("sync") not in ("allreduce", "None")
 
-    def _decided(self, event: dict[str, Any], rank: int, teller: int) -> None:
+    def _decided(self, event: dict[str, Any], rank: int, teller: int, once: tuple[Any, ...] = ()) -> None:
         text = said(event)
         if event["type"] in ("note", "left-out"):
-            once = (text, event.get("step"), self._attempt) if event["type"] == "left-out" else text
-            if once in self._said:
+            if (text, *once) in self._said:
                 return
             if len(self._said) < DECISIONS:
-                self._said.add(once)
+                self._said.add((text, *once))
         self.num_decisions += 1
         self.decisions.append(Said(float(event["t"]), int(event.get("step", -1)), event["type"], rank, text, teller))
 

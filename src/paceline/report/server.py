@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import secrets
 import threading
 from collections.abc import AsyncIterator
@@ -118,8 +119,10 @@ class Watcher:
 
 
 def _short(value: Any) -> Any:
-    """Numbers to five digits: what a screen shows of them."""
+    """Numbers to five digits: what a screen shows of them; none for what is no number, as JSON has no word for it."""
     if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
         return float(f"{value:.5g}") if abs(value) < 1e9 else value
     if isinstance(value, dict):
         return {key: _short(item) for key, item in value.items()}

@@ -114,7 +114,8 @@ def words(found: dict[str, Any]) -> list[str]:
     said += _waiting(found)
     if found["rounds"]:
         sent = found["round_bytes"] / 1e6
-        between = f"; {sent:.1f} MB went between nodes" if sent else ", within one node"
+        some = " by the workers whose files are here" if found["missing"] else ""
+        between = f"; {sent:.3g} MB were sent{some}" if sent else ", within one node"
         said.append(f"{found['rounds']} exchanges of replicas{between}.")
     said += [_fallen(one) for one in found["stragglers"][-3:]]
     if found["losses"]:

@@ -7,6 +7,7 @@ on the median, is the difference of their clocks.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from paceline.report.series import LAST
 from paceline.report.steps import PARTS, places
 from paceline.report.worker import step_rows
 
+_TWICE = 64  # steps that a checkpoint holds and a resume may tell again
 MOST = 1_000_000  # entries of a trace of which nobody said which steps: about 130 MB
 
 
@@ -46,9 +48,10 @@ def entries(run: Run, first: int = 0, last: int = LAST) -> Iterator[dict[str, An
         follower = Follower(path, look.begins.get(rank, (-1, 0)))
         kinds = ("steps", "window", *TEXT) if rank == min(look.files) else ("steps", "note", "memory")
         follower.skip = partial(_beyond, kinds, last)
+        told: deque[tuple[float, float]] = deque(maxlen=_TWICE)
         for event in follower.new():
             try:
-                yield from _of(event, rank, shift, first, last)
+                yield from _of(event, rank, shift, first, last, told)
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
                 continue  # damaged: counted when the run was read
 
@@ -57,11 +60,14 @@ def _beyond(kinds: tuple[str, ...], last: int, kind: str, step: int) -> bool:
     return kind not in kinds or step > last
 
 
-def _of(event: dict[str, Any], rank: int, shift: float, first: int, last: int) -> Iterator[dict[str, Any]]:
+def _of(
+    event: dict[str, Any], rank: int, shift: float, first: int, last: int, told: deque[tuple[float, float]]
+) -> Iterator[dict[str, Any]]:
     if event["type"] == "steps":
         for step, at, samples, *phases in step_rows(event):
-            if not first <= step <= last:
+            if not first <= step <= last or (step, at) in told:
                 continue
+            told.append((step, at))
             when = at - shift
             for name, took in zip(PARTS, phases, strict=True):
                 if took > 0:

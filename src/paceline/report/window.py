@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from paceline.report.follow import MOST_WORKERS
 
+_SLACK_S, _LONGEST_S = 1e-3, 1e9  # what differences of clocks may be below 0; what no step takes
+
 
 class Window(NamedTuple):
     """A window of steps, over all workers; what does not make sense has been refused.
@@ -59,6 +61,6 @@ class Window(NamedTuple):
 
 def _numbers(values: Any) -> list[float]:
     found = [0.0 if value is None else float(value) for value in values]
-    if not found or not all(map(math.isfinite, found)):
-        raise ValueError("no numbers")
+    if not found or not all(-_SLACK_S <= one < _LONGEST_S for one in found):
+        raise ValueError("no times or numbers of samples")
     return found

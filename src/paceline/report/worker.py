@@ -20,6 +20,7 @@ _MARKS = 256  # moments that all workers share, kept for their clocks
 _SHARED = 64  # of them that count
 _STRIDE = 64  # at first, between those that are kept of a long run
 _RECENT = 64  # steps kept one by one
+_FAR = 10**7  # steps; no run leaves out so many
 _WAITING = 1024  # `steps` events taken in at once
 _STEP = ("samples", "data_wait_s", "compute_s", "comm_s", "optimizer_s")
 _COLUMNS = ("step", *_STEP)
@@ -66,13 +67,14 @@ class Worker:
         last_step: the newest step it tells of.
         ok: how it ended; None while it has not.
         dropped: events it could not write.
-        attempt: which time the run has begun; the same for all workers.
+        attempt: the mark of the time the run has begun; the same for all workers, one of its own each time.
         starts: how often it began, as far as its files tell.
         pause_s: the longest time between two of its events.
         began: when it did so last.
         first_t: when it did so first.
         before_s: seconds it had run before that.
         waiting: `steps` events that `settle` takes in.
+        again: it has begun, and told of no step since.
     """
 
     rank: int
@@ -92,7 +94,8 @@ class Worker:
     first_t: float = 0.0
     before_s: float = 0.0
     waiting: list[dict[str, Any]] = field(default_factory=list)
-    _back: bool = False
+    again: bool = False
+    _skipped: bool = False
 
     @property
     def name(self) -> str:
@@ -114,8 +117,7 @@ class Worker:
         self.before_s = self.seconds if self.starts else 0.0
         self.first_t = self.first_t if self.starts else t
         self.starts, self.start, self.ok, self.began, self.last_t = self.starts + 1, event, None, t, t
-        self.attempt = max(told, math.nextafter(self.attempt, math.inf))  # also where clocks were set back meanwhile
-        self.marks, self.last_step, self._back = Marks(), -1, True
+        self.attempt, self.marks, self.again = told, Marks(), True
 
     def heard(self, event: dict[str, Any]) -> None:
         """It wrote something.
@@ -123,9 +125,10 @@ class Worker:
         Raises:
             ValueError: at no moment that can be.
         """
-        t = _moment(event)
-        if self.last_t and not (self.follower is not None and self.follower.early):
+        t, early = _moment(event), self.follower is not None and self.follower.early
+        if self.last_t and not early and not self._skipped:
             self.pause_s = max(self.pause_s, t - self.last_t)
+        self._skipped = early  # between what was passed over and the next there is no pause
         self.last_t = max(self.last_t, t)
 
     def add(self, event: dict[str, Any]) -> bool:
@@ -176,9 +179,11 @@ class Worker:
         rows = [row for part in reversed(newest) for row in part]
         if not len(table):
             return
-        if self._back:
+        if self.again:
             self.steps.cut(int(table[0, 0]))
-            self._back = False
+            self.again, self.last_step = False, -1
+        elif table[:, 0].max() > self.last_step + _FAR:
+            raise ValueError("a step that cannot come next")
         self.steps.extend(table[:, 0], table[:, 1:])
         self.last_step = max(self.last_step, int(table[:, 0].max()))
         self.recent.extend(rows[-_RECENT:])

@@ -8,6 +8,7 @@ leader. A digest of the newest plan travels with each gather: workers that disag
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -123,7 +124,9 @@ class Coordinator:
         waited = step - self._last_ask
         asks = waited >= self._every or (waited and ends_epoch and self._policy.per_epoch)
         if self._under_way is not None and (asks or waited >= self.lag):
+            begun = time.perf_counter()
             rows = self._under_way.wait().numpy()
+            self._meter.held(time.perf_counter() - begun)
             self._under_way = None
             self._decide(rows, step)
         if asks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import numpy as np
@@ -62,15 +63,16 @@ class Lookout:
 
 def told_of(times: Rows, seen: Observation) -> dict[str, Any]:
     """What a `window` event says; nothing where not everybody has told."""
-    there = np.isfinite(times).all(axis=(0, 2))
-    samples, data, compute, comm, optimizer, rounds = (times[:, there, column] for column in range(len(COLUMNS)))
+    aligned = _aligned(times)
+    if not aligned.size:
+        return {}
+    samples, data, compute, comm, optimizer, rounds, _ = np.moveaxis(aligned, 2, 0)
     busy, comm = data + compute + optimizer, comm + rounds
     step_s = busy + comm
-    if not step_s.size:
-        return {}
     rate = float(samples.sum() / step_s.sum(axis=1).mean())  # local steps end at different times
     with np.errstate(divide="ignore", invalid="ignore"):
-        able = float(np.where(samples > 0, samples / busy, 0.0).mean(axis=1).sum())
+        own = np.where(samples.sum(axis=1) > 0, samples.sum(axis=1) / busy.sum(axis=1), 0.0)
+    able = float(own.sum())
     exchange = comm.min(axis=0)  # whoever is last waits for the exchange alone
     return {
         "step": seen.step,
@@ -85,9 +87,18 @@ def told_of(times: Rows, seen: Observation) -> dict[str, Any]:
     }
 
 
+def _aligned(times: Rows) -> Rows:
+    """The steps that everybody has told of, in order; workers leave out different ones."""
+    steps = times[:, :, COLUMNS.index("step")]
+    shared = [step for step in steps[0].tolist() if math.isfinite(step) and (steps == step).any(axis=1).all()]
+    chosen = [times[np.arange(len(times)), (steps == step).argmax(axis=1)] for step in shared]
+    found: Rows = np.stack(chosen, axis=1) if chosen else np.empty((len(times), 0, len(COLUMNS)))
+    return found[:, np.isfinite(found).all(axis=(0, 2))]
+
+
 def exchange_s(times: Rows) -> float | None:
     """The exchange of a window's typical step: whoever is last to be ready waits for it alone; None if not everybody told."""
-    exchange = times[:, :, COLUMNS.index("comm_s")].min(axis=0)
+    exchange = _aligned(times)[:, :, COLUMNS.index("comm_s")].min(axis=0)
     there = exchange[np.isfinite(exchange)]
     return float(np.median(there)) if there.size else None
 

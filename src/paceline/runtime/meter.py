@@ -103,6 +103,7 @@ class _Marks:
     summed: Any = None
     updated: Any = None
     agreed: Any = None
+    held_s: float = 0.0
     closed: Any = None
     norms: list[torch.Tensor] = field(default_factory=list)
     joints: list[torch.Tensor] = field(default_factory=list)
@@ -126,7 +127,7 @@ class Meter:
         cuda = device is not None and device.type == "cuda"
         self._clock = clock or (CudaClock(device) if cuda and device else CpuClock())
         self._fetch: Any = None
-        self._at = 0.0
+        self._at = self._held_s = 0.0
         self._open: _Marks | None = None
         self._waiting: list[_Marks] = []
 
@@ -144,6 +145,7 @@ class Meter:
         self._open = _Marks(
             step, samples, full, self._fetch if self._fetch is not None else mark, mark, self._at or time.time()
         )
+        self._open.held_s, self._held_s = self._held_s, 0.0
 
     def ready(self) -> None:
         """The last gradients are ready to be sent."""
@@ -161,6 +163,10 @@ class Meter:
         if self._open is not None:
             self._open.updated = self._clock.mark()
             self._open.updated_once = True
+
+    def held(self, seconds: float) -> None:
+        """So long the next batch was not waited for but the other workers, for what they have to tell."""
+        self._held_s += seconds
 
     def agreed(self) -> None:
         """Other replicas were waited for, as far as local training does so."""
@@ -215,11 +221,13 @@ class Meter:
         ready = marks.ready if marks.ready is not None else marks.closed
         summed = marks.summed if marks.summed is not None else ready
         updated = marks.updated if marks.updated is not None else summed
+        data = between(marks.fetch, marks.batch)
+        held = min(marks.held_s, max(0.0, data))
         poisoned = marks.updated_once and not all(math.isfinite(float(norm.sum())) for norm in marks.norms)
         return StepTimes(
             step=marks.step,
             samples=marks.samples,
-            data_wait_s=between(marks.fetch, marks.batch),
+            data_wait_s=data - held,
             compute_s=between(marks.batch, ready),
             comm_s=between(ready, summed),
             optimizer_s=max(0.0, between(summed, updated)),
@@ -228,7 +236,7 @@ class Meter:
             parts=_parts(marks),
             joint=_squares(marks.joints) if marks.joints else math.nan,
             at=marks.at,
-            round_s=max(0.0, between(updated, marks.agreed)) if marks.agreed is not None else 0.0,
+            round_s=held + (max(0.0, between(updated, marks.agreed)) if marks.agreed is not None else 0.0),
         )
 
 

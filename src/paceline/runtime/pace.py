@@ -157,7 +157,13 @@ class Pace:
         others = agree(
             comm,
             "version of paceline",
-            {"paceline": versions["paceline"], "_all": versions, "_node": label, "_now": time.time()},
+            {
+                "paceline": versions["paceline"],
+                "_all": versions,
+                "_node": label,
+                "_host": getattr(comm, "host", ""),
+                "_now": time.time(),
+            },
         )
         if settings.nodes is not None:
             self.topology = declared(settings.nodes, comm.size)
@@ -175,7 +181,8 @@ class Pace:
                 raise ConfigError(problem)
         if settings.run_dir is not None or told:
             path = None if settings.run_dir is None else events_path(Path(settings.run_dir), comm.rank)
-            tells = comm.rank <= 1 or any(comm.rank == min(node) for node in self.topology.members)
+            hosts = [other["_host"] for other in others]
+            tells = comm.rank <= 1 or hosts.index(hosts[comm.rank]) == comm.rank
             self._log = EventLog(path, most_bytes=settings.log_mb * 2**20, sinks=told, tells=tells)
         self._losses = Losses(comm, self._log)
         self._rates = Rates(settings.lr_rule, self._log)

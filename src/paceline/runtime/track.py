@@ -31,7 +31,9 @@ def _found(event: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         for rank, step_s in enumerate(event["step_s"]):
             yield f"worker-{rank}/samples", event["observation"]["samples"][rank]
             yield f"worker-{rank}/step_s", step_s
-        for rank, waiting_s in enumerate(event.get("waiting_s", ())):
+        comm = [value for value in event["comm_s"] if value is not None]
+        waiting = event.get("waiting_s") or [value - min(comm) for value in comm]  # older files
+        for rank, waiting_s in enumerate(waiting):
             yield f"worker-{rank}/waiting_s", waiting_s
         yield "speed/exchange_s", event.get("exchange_s")
     elif kind == "batch":

@@ -7,7 +7,7 @@ import numpy as np
 from paceline.policies.balance.level import Floats
 from paceline.types import Limits, Observation
 
-COLUMNS = ("samples", "data_wait_s", "compute_s", "comm_s", "optimizer_s", "round_s")
+COLUMNS = ("samples", "data_wait_s", "compute_s", "comm_s", "optimizer_s", "round_s", "step")
 
 
 def observe(rows: Floats, *, step: int, epoch: int, ends_epoch: bool, total: int, limits: Limits) -> Observation:
