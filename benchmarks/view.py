@@ -39,13 +39,14 @@ def events() -> list[str]:
         with tempfile.TemporaryDirectory() as folder:
             log, spent = EventLog(Path(folder) / "worker-0000.jsonl"), []
             times = 0.05 + 0.01 * numpy.random.default_rng(1).random((size, every, len(COLUMNS)))
-            times[:, :, 0] = 16
+            times[:, :, 0], times[:, :, -1] = 16, range(every)
             seen = observe(times, step=0, epoch=0, ends_epoch=False, total=16 * size, limits=Limits.of(size))
             cpu = time.process_time()
             for first in range(0, count, every):
                 begun = time.perf_counter()
                 columns = {name: times[0, :, place].tolist() for place, name in enumerate(COLUMNS)}
-                log.write("steps", step=list(range(first, first + every)), at=[1.7e9 + first] * every, **columns)
+                columns["step"] = list(range(first, first + every))
+                log.write("steps", at=[1.7e9 + first] * every, **columns)
                 log.write("window", **told_of(times, seen))
                 reason = "kept: a change would gain less than what is asked for, " + "x" * 40
                 log.write(

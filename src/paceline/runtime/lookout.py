@@ -63,25 +63,29 @@ class Lookout:
 
 def told_of(times: Rows, seen: Observation) -> dict[str, Any]:
     """What a `window` event says; nothing where not everybody has told."""
-    aligned = _aligned(times)
-    if not aligned.size:
+    there: NDArray[np.bool_] = np.asarray(np.isfinite(times).all(axis=2))
+    if not there.any(axis=1).all():
         return {}
-    samples, data, compute, comm, optimizer, rounds, _ = np.moveaxis(aligned, 2, 0)
+    counts = there.sum(axis=1)
+    means = np.where(there[:, :, None], times, 0.0).sum(axis=1) / counts[:, None]  # of everybody's own steps
+    samples, data, compute, comm, optimizer, rounds, _ = means.T
     busy, comm = data + compute + optimizer, comm + rounds
     step_s = busy + comm
-    rate = float(samples.sum() / step_s.sum(axis=1).mean())  # local steps end at different times
+    rate = float(samples.sum() / step_s.mean())  # local steps end at different times
     with np.errstate(divide="ignore", invalid="ignore"):
-        own = np.where(samples.sum(axis=1) > 0, samples.sum(axis=1) / busy.sum(axis=1), 0.0)
-    able = float(own.sum())
-    exchange = comm.min(axis=0)  # whoever is last waits for the exchange alone
+        able = float(np.where(samples > 0, samples / busy, 0.0).sum())
+    shared = _aligned(times)[:, :, [COLUMNS.index("comm_s"), COLUMNS.index("round_s")]].sum(axis=2)
+    exchange = (
+        float(shared.min(axis=0).mean()) if shared.size else float(comm.min())
+    )  # whoever is last waits for that alone
     return {
         "step": seen.step,
         "epoch": seen.epoch,
         "observation": seen,
-        "step_s": step_s.mean(axis=1).tolist(),
-        "comm_s": comm.mean(axis=1).tolist(),
-        "exchange_s": float(exchange.mean()),
-        "waiting_s": (comm - exchange).mean(axis=1).tolist(),
+        "step_s": step_s.tolist(),
+        "comm_s": comm.tolist(),
+        "exchange_s": exchange,
+        "waiting_s": np.maximum(0.0, comm - exchange).tolist(),
         "samples_per_s": rate,
         "efficiency": rate / able if able else None,
     }
