@@ -547,9 +547,10 @@ def test_a_simulated_run_is_seen_like_any_other(tmp_path):
 
 def until(descriptor, wanted, seen=b"", timeout_s=60):
     """What a terminal shows up to the moment it shows `wanted`."""
+    deadline = time.monotonic() + timeout_s
     while wanted not in seen:
-        if not select.select([descriptor], [], [], timeout_s)[0]:
-            raise AssertionError(f"no {wanted!r} in {seen!r}")
+        if time.monotonic() > deadline or not select.select([descriptor], [], [], timeout_s)[0]:
+            raise AssertionError(f"no {wanted!r} in {seen[-4000:]!r}")
         seen += os.read(descriptor, 2**16)
     return seen
 
@@ -558,7 +559,8 @@ def until(descriptor, wanted, seen=b"", timeout_s=60):
 def test_watch_in_a_terminal(tmp_path, ended_by):
     run_dir = write_run(tmp_path / "run", [8, 8], [0.1, 0.2], ends=False)
     screen, terminal = pty.openpty()
-    command = [sys.executable, "-m", "paceline.cli", "watch", "--every", "0.1", str(run_dir)]
+    heard = ["env", "--default-signal=INT"]  # a job in the background passes on that it ignores interrupts
+    command = [*heard, sys.executable, "-m", "paceline.cli", "watch", "--every", "0.1", str(run_dir)]
     env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "90", "LINES": "30"}
     with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=env) as watching:
         os.close(terminal)
