@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from importlib import import_module
-from typing import Any, TextIO, cast
+from typing import Any
 
 import click
-from click.utils import PacifyFlushWrapper
 
 COMMANDS = {
     "run": ("paceline.cli.run", "Train with a script on this machine, or as one of several machines."),
@@ -75,7 +75,8 @@ def main(arguments: list[str] | None = None) -> Any:
         click.echo(f"paceline: error: {error}", err=True)
         sys.exit(2)
     except BrokenPipeError:  # whoever read our output has enough
-        sys.stdout = cast(TextIO, PacifyFlushWrapper(sys.stdout))  # what is left goes nowhere, without a complaint
+        if sys.stdout is sys.__stdout__:  # what is left goes nowhere, without a complaint
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
     except OSError as error:
         where = f" {error.filename}" if error.filename else ""
