@@ -31,7 +31,7 @@ from paceline.lab.cluster import Cluster, Disturbance, WorkerSpec
 from paceline.lab.clusterfile import load as load_cluster
 from paceline.lab.worker import pid_path
 
-pytestmark = pytest.mark.xdist_group("lab")
+pytestmark = pytest.mark.xdist_group("bench")  # one at a time: each is many processes
 
 GOOD = """
 name = "mine"

@@ -309,7 +309,7 @@ def test_lab_clusters_lists_what_ships(tmp_path):
     assert "slowed-midway" in done.stdout
 
 
-@pytest.mark.xdist_group("lab")
+@pytest.mark.xdist_group("bench")
 @pytest.mark.timeout(200)
 def test_demo(tmp_path):
     done = paceline("demo", "--steps", 24, "--json", "--run-dir", "out", cwd=tmp_path, timeout=110)
