@@ -84,7 +84,8 @@ def test_run(tmp_path):
 
 
 def test_run_without_a_folder_makes_a_dated_one(tmp_path):
-    done = paceline("run", script(tmp_path), "1", cwd=tmp_path)
+    (tmp_path / "train.py").write_text("print('nothing to train')\n")
+    done = paceline("run", "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.endswith("-train")

@@ -91,7 +91,6 @@ def used(epochs, loader_settings, settings):
     ("loader_settings", "settings", "num_splits"),
     [
         ({}, {"replan_every": 1}, 3),
-        ({"num_workers": 2}, {"replan_every": 2}, 3),
         ({"num_workers": 1, "prefetch_factor": 3, "persistent_workers": True}, {"replan_every": 2}, 3),
         ({"drop_last": True}, {"replan_every": 2, "granularity": 2}, 2),
         ({"sampler": "backwards"}, {"replan_every": 2, "max_local_batch": 7}, 3),

@@ -131,7 +131,7 @@ METHODS = [
 FEW = ["local:h=3", "daso:warm_up=0", "overlap:h=3,delay=2", "diloco:h=4,fragments=2,delay=1"]
 SHAPES = {
     "one worker per node, tensors larger than a chunk": (METHODS, {"nodes": "1,1,1", "chunk": 100}),
-    "unequal nodes": (METHODS, {"nodes": "2,1"}),
+    "unequal nodes": (FEW, {"nodes": "2,1"}),
     "unequal nodes apart, small chunks": (METHODS, {"nodes": [[0, 2], [1]], "chunk": 77}),
     "one node": (FEW, {"nodes": "3"}),
     "frozen": (FEW, {"nodes": "1,2", "model": "frozen"}),
