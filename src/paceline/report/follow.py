@@ -146,10 +146,8 @@ class Follower:
             self.damaged += 1
             return None
         if event["type"] in HEAD and self._part > 0 and self._line <= len(HEAD):
-            if event["type"] == "start" and (event.get("t"), event.get("pid")) != self._start:
-                self._again = True  # it began anew in a file that is gone
-            elif event["type"] == "start":
-                self._again = False
+            if event["type"] == "start":  # another one than the last: it began anew in a file that is gone
+                self._again = (event.get("t"), event.get("pid")) != self._start
             if not self._again:
                 return None
         if event["type"] == "start":
